@@ -96,7 +96,7 @@ def _listed(words: Iterable[str]) -> str:
 def _heads(layer: LayerConfig) -> str:
     attention = layer.attention
     if attention.kind != "heads":
-        return {"latent": "MLA"}.get(attention.kind, attention.kind)
+        return {"latent": "MLA", "sparse_latent": "sparse MLA"}.get(attention.kind, attention.kind)
     groups = attention.num_kv_heads  # type: ignore[attr-defined]
     return "MQA" if groups == 1 else "MHA" if groups == attention.num_heads else "GQA"
 

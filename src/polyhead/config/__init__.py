@@ -29,6 +29,7 @@ from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig, RopeType
+from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Frontend",
     "HeadLayout",
     "HeadTransformConfig",
+    "IndexerConfig",
     "InitialConfig",
     "LatentAttentionConfig",
     "LayerConfig",
@@ -62,6 +64,7 @@ __all__ = [
     "RopeConfig",
     "RopeType",
     "SinusoidConfig",
+    "SparseLatentAttentionConfig",
     "State",
     "Tail",
     "TaskHeadConfig",

@@ -29,11 +29,13 @@ class AttentionSpan:
         window: Keys behind a query, itself included.
         ahead: Keys ahead of it.
         chunk: Positions are cut into runs of so many, and a query sees its own run.
+        chosen: Keys that a query chooses at most of those that it would see.
     """
 
     window: int | None = None
     ahead: int | None = None
     chunk: int | None = None
+    chosen: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,13 @@ class CallCost:
         per_pair: Multiply-adds of a query with a key that it sees and with its value, all heads.
         remade: Operations of making keys and values of cached tokens once more, all batch rows.
         per_token: Multiply-adds of a token with states, all heads.
+        per_choice: Multiply-adds of a query with a key from which it may choose.
     """
 
     per_pair: int
     remade: int = 0
     per_token: int = 0
+    per_choice: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,7 @@ class HeadLayout(OneOfSeveral, ABC):
     where: ClassVar[Mapping[str, str]] = {
         "heads": "polyhead.config.attention",
         "latent": "polyhead.config.latent",
+        "sparse_latent": "polyhead.config.sparse_latent",
         "gated": "polyhead.layers.gated_attention",
         "differential": "polyhead.layers.differential_attention",
         "gated_delta": "polyhead.layers.gated_delta_net",

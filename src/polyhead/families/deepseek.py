@@ -1,8 +1,9 @@
-"""DeepSeek-V2, V2-Lite and V3: their keys of config.json, names and order of tensors.
+"""DeepSeek-V2, V2-Lite, V3 and V3.2: their keys of config.json, names and order of tensors.
 
-Both have latent attention in every layer and, after the first ``first_k_dense_replace`` layers, a
+All have latent attention in every layer and, after the first ``first_k_dense_replace`` layers, a
 mixture of experts (DeepSeek-V2, 2024; DeepSeek-V3, 2024). They differ in the gate: V2 scores
-experts by softmax, V3 by a sigmoid each with a bias for the choice.
+experts by softmax, V3 by a sigmoid each with a bias for the choice. V3.2 (2025) is V3 with an
+indexer in every layer, which chooses the keys of each query.
 
 Files hold the rows that are rotated in interleaved order, and either a tensor per expert (as the
 hub's files, and as transformers saves them) or all experts of a layer stacked (as transformers
@@ -13,7 +14,7 @@ computes with them). The layers of multi-token prediction that V3's files carry 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -22,10 +23,12 @@ from torch import Tensor
 
 from polyhead.config import (
     FeedForwardConfig,
+    IndexerConfig,
     LatentAttentionConfig,
     LayerConfig,
     MixtureConfig,
     NormConfig,
+    SparseLatentAttentionConfig,
     TransformerConfig,
 )
 from polyhead.families.common.family import Family
@@ -80,6 +83,12 @@ V3_DEFAULTS: Mapping[str, Any] = {
     "eos_token_id": 1,
 }
 """What absent keys mean; V3's are those of the published model."""
+V32_DEFAULTS: Mapping[str, Any] = {
+    **V3_DEFAULTS,
+    "index_n_heads": 64,
+    "index_head_dim": 128,
+    "index_topk": 2048,
+}
 
 # Keys of the mixture, also in files without sparse layers.
 _MIXTURE_KEYS = (
@@ -108,6 +117,11 @@ EXPERTS = (
             for name in ("gate_proj", "up_proj", "down_proj")
         },
     ),
+)
+INDEXER = under(
+    "layers.{i}.self_attn.indexer.",
+    "layers.{i}.attention.indexer.",
+    {"wq_b": "q_proj", "wk": "k_proj", "k_norm": "k_norm", "weights_proj": "weights_proj"},
 )
 STACKED_EXPERTS = (
     Rule(
@@ -150,12 +164,15 @@ class LatentPairs(RotaryPairs):
         return size, attention.qk_rope_head_dim
 
 
-def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfig:
+def read(
+    keys: Keys, scoring: Literal["softmax", "sigmoid"], *, sparse_attention: bool = False
+) -> TransformerConfig:
     """The configuration that the keys mean.
 
     Args:
         keys: Keys of config.json.
         scoring: The gate: V2's softmax or V3's sigmoid.
+        sparse_attention: Whether every layer has V3.2's indexer.
     """
     keys.expect("scoring_func", scoring)
     keys.expect("moe_layer_freq", 1)
@@ -164,6 +181,8 @@ def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfi
     max_positions = keys.whole("max_position_embeddings")
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"))
     attention = read_attention(keys, max_positions)
+    if sparse_attention:
+        attention = with_indexer(keys, attention)
     if not keys.flag("rope_interleave") and scoring == "softmax":
         raise keys.refused("rope_interleave", False, "True: this family has no other order")
     dense = FeedForwardConfig(
@@ -171,16 +190,15 @@ def read(keys: Keys, scoring: Literal["softmax", "sigmoid"]) -> TransformerConfi
         activation=read_activation(keys),
         bias=keys.flag("mlp_bias") if scoring == "softmax" else False,
     )
-    first = keys.whole("first_k_dense_replace")
-    if first < 0:
-        raise keys.refused("first_k_dense_replace", first, "a number of layers")
+    kinds = keys.texts("mlp_layer_types", []) if sparse_attention else []
+    dense_layers = _dense_layers(keys, num_layers, kinds)
     sparse: FeedForwardConfig | MixtureConfig = dense
-    if first < num_layers:
+    if not all(dense_layers):
         sparse = _read_mixture(keys, scoring, dense)
     for key in _MIXTURE_KEYS:
         keys.take(key, None)
     layers = [
-        LayerConfig(attention, dense if i < first else sparse, norm) for i in range(num_layers)
+        LayerConfig(attention, dense if is_dense else sparse, norm) for is_dense in dense_layers
     ]
     return read_decoder(keys, layers, max_positions=_reach(attention, max_positions), norm=norm)
 
@@ -190,11 +208,47 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     attention: Any = config.layers[0].attention
     networks: list[Any] = [layer.feed_forward for layer in config.layers]
     mixtures = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
-    values = {
-        **write_attention(attention),
-        "first_k_dense_replace": mixtures[0] if mixtures else len(networks),
-    }
+    first = mixtures[0] if mixtures else len(networks)
+    values: dict[str, Any] = write_attention(attention) | {"first_k_dense_replace": first}
+    if isinstance(attention, SparseLatentAttentionConfig):
+        values |= _write_indexer(attention.indexer, len(networks))
+    if mixtures != [*range(first, len(networks))]:
+        kinds = ["sparse" if i in mixtures else "dense" for i in range(len(networks))]
+        values["mlp_layer_types"] = kinds
     return values | (_write_mixture(networks[mixtures[0]]) if mixtures else {})
+
+
+def _dense_layers(keys: Keys, num_layers: int, kinds: list[str]) -> list[bool]:
+    """Which layers have a dense network: those that a list names, or the first few."""
+    first = keys.whole("first_k_dense_replace")
+    if first < 0:
+        raise keys.refused("first_k_dense_replace", first, "a number of layers")
+    if not kinds:
+        return [i < first for i in range(num_layers)]
+    if len(kinds) != num_layers or not {*kinds} <= {"dense", "sparse"}:
+        raise keys.refused("mlp_layer_types", kinds, f"'dense' or 'sparse' for {num_layers} layers")
+    return [kind == "dense" for kind in kinds]
+
+
+def with_indexer(keys: Keys, attention: LatentAttentionConfig) -> SparseLatentAttentionConfig:
+    """The same latent attention with V3.2's indexer."""
+    kinds = keys.texts("layer_types", [])
+    if kinds and {*kinds} != {"indexed_attention"}:
+        raise keys.refused("layer_types", kinds, "'indexed_attention' for every layer")
+    indexer = IndexerConfig(
+        keys.size("index_n_heads"), keys.size("index_head_dim"), keys.size("index_topk")
+    )
+    dense = {field.name: getattr(attention, field.name) for field in fields(attention)}
+    return SparseLatentAttentionConfig(**dense, indexer=indexer)
+
+
+def _write_indexer(indexer: IndexerConfig, num_layers: int) -> dict[str, Any]:
+    return {
+        "index_n_heads": indexer.num_heads,
+        "index_head_dim": indexer.head_dim,
+        "index_topk": indexer.top_k,
+        "layer_types": ["indexed_attention"] * num_layers,
+    }
 
 
 def write_attention(attention: Any) -> dict[str, Any]:
@@ -239,6 +293,7 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
                     "o_proj": "o_proj",
                 },
             ),
+            *INDEXER,
             *EXPERTS,
             *STACKED_EXPERTS,
         ),
@@ -394,5 +449,14 @@ FAMILIES = (
         write=write,
         harmless=_HARMLESS,
         gguf=replace(_GGUF, fits=_is_third),
+    ),
+    Family(
+        "deepseek_v32",
+        "DeepseekV32",
+        partial(read, scoring="sigmoid", sparse_attention=True),
+        tensors,
+        defaults=V32_DEFAULTS,
+        write=write,
+        harmless=_HARMLESS | {"mlp_bias"},
     ),
 )

@@ -8,12 +8,14 @@ from is in ``polyhead.config``.
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
+    IndexerConfig,
     LatentAttentionConfig,
     LayerConfig,
     MixtureConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
+    SparseLatentAttentionConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.differential_attention import (
@@ -28,6 +30,7 @@ from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.transformer_layer import TransformerLayer
 
 __all__ = [
@@ -44,10 +47,12 @@ __all__ = [
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
     "HookHandle",
+    "IndexerConfig",
     "LatentAttentionConfig",
     "LayerConfig",
     "LayerNorm",
     "LearnedPositions",
+    "LightningIndexer",
     "MixtureConfig",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
@@ -57,6 +62,8 @@ __all__ = [
     "RoPE",
     "RopeConfig",
     "SinusoidalPositions",
+    "SparseLatentAttention",
+    "SparseLatentAttentionConfig",
     "TransformerLayer",
     "build_norm",
 ]

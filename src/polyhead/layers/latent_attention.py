@@ -185,19 +185,16 @@ class MultiHeadLatentAttention(Hooked):
         if unknown:
             refuse(type(self).__name__, unknown)
         if cache is not None:
-            check_cache(cache)
+            self._check_cache(cache)
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
         forced = _forced(computation)
         first: int | Tensor = 0 if cache is None else cache.length
         if positions is None and cache is not None:
             positions = ragged_positions(cache, x)
-        n, p, latent = self._project(x, first if positions is None else positions)
-        R = self.config.kv_lora_rank
-        if cache is None:
-            source: KeyValueSource = DenseSource(latent, latent[..., :R], positions)
-        else:
-            source = cache.append(latent, latent[..., :R], positions)
+        at = first if positions is None else positions
+        n, p, latent, of_queries = self._project(x, at)
+        source, mask = self._remembered(x, latent, of_queries, mask, at, positions, cache)
         B, T, _ = x.shape
         way = forced or self.preferred or self.config.choose(B, T, source.tokens.length)
         if batch_invariant.is_enabled():
@@ -247,15 +244,39 @@ class MultiHeadLatentAttention(Hooked):
             )
         return explain_choice(self.config, batch_size, queries, keys, _forced(computation))
 
-    def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """n ``[B, H, T, N]``, p ``[B, H, T, P]`` rotated, and ``[c | r]`` ``[B, 1, T, R + P]``."""
+    def _check_cache(self, cache: Any) -> None:
+        """Raises TypeError unless ``cache`` holds what this layer remembers."""
+        check_cache(cache)
+
+    def _remembered(
+        self,
+        x: Tensor,
+        latent: Tensor,
+        of_queries: Tensor,
+        mask: Mask | None,
+        at: int | Tensor,
+        positions: Tensor | None,
+        cache: Any,
+    ) -> tuple[KeyValueSource, Mask | None]:
+        """The latents of all tokens, those of the cache included, and who may look at whom."""
+        values = latent[..., : self.config.kv_lora_rank]
+        if cache is None:
+            return DenseSource(latent, values, positions), mask
+        return cache.append(latent, values, positions), mask
+
+    def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, ...]:
+        """n ``[B, H, T, N]``, p ``[B, H, T, P]`` rotated, ``[c | r]`` ``[B, 1, T, R + P]``, and
+        what queries are made from.
+        """
         config = self.config
         N, P, R = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
         B, T, _ = x.shape
         first = self.q_proj if config.q_lora_rank is None else self.q_a_proj
         q, latent = fused.linears(x, first, self.kv_a_proj_with_mqa)
+        of_queries = x
         if config.q_lora_rank is not None:
-            q = linear(self.q_a_norm(q), self.q_b_proj)
+            of_queries = self.q_a_norm(q)
+            q = linear(of_queries, self.q_b_proj)
         q = q.view(B, T, config.num_heads, N + P)
         n, p = q[..., :N], q[..., N:]
         latent = latent.view(B, T, 1, R + P)
@@ -264,7 +285,7 @@ class MultiHeadLatentAttention(Hooked):
             p = self.rope.apply(p, positions, head_axis=2)
             r = self.rope.apply(r, positions, head_axis=2)
         latent = torch.cat((self.kv_a_norm(c), r), dim=-1)
-        return n.transpose(1, 2), p.transpose(1, 2), latent.transpose(1, 2)
+        return n.transpose(1, 2), p.transpose(1, 2), latent.transpose(1, 2), of_queries
 
     def _to_latent(self, n: Tensor) -> Tensor:
         """Queries ``[B, H, T, N]`` as what they ask of the latent, ``[B, H, T, R]``."""

@@ -196,13 +196,17 @@ def _scores(
     shape: HeadLayout, queries: int, cached: int, batch_size: int, *, causal: bool
 ) -> tuple[int, int, int]:
     """Operations over visible pairs, over pairs of tiles, and for keys made of the past."""
-    cost, attention_span = shape.call_cost(batch_size, queries, cached), shape.attention_span
-    seen: Any = {"ahead": 0 if causal else attention_span.ahead, "chunk": attention_span.chunk}
-    each = 2 * batch_size * cost.per_pair
+    cost, span = shape.call_cost(batch_size, queries, cached), shape.attention_span
+    seen: Any = {"ahead": 0 if causal else span.ahead, "chunk": span.chunk}
+    each, choice = 2 * batch_size * cost.per_pair, 2 * batch_size * cost.per_choice
     states = 2 * batch_size * queries * cost.per_token
-    model = each * visible_pairs(queries, cached, attention_span.window, **seen)
-    tiles = each * tiled_pairs(queries, cached, attention_span.window, **seen)
-    return model + states, tiles + states, cost.remade
+    pairs = visible_pairs(queries, cached, span.window, **seen)
+    tiles = tiled_pairs(queries, cached, span.window, **seen)
+    # The first m keys and the last m are as many, so what is chosen is counted as a window.
+    chosen = pairs if span.chosen is None else visible_pairs(queries, cached, span.chosen, **seen)
+    hardware = tiles if span.chosen is None else chosen
+    model = each * chosen + choice * pairs + states
+    return model, each * hardware + choice * tiles + states, cost.remade
 
 
 def _logits(model: TransformerConfig) -> int:

@@ -56,6 +56,8 @@ class LayerCache:
     """What it keeps beside the keys and values, whose sizes are 0 where there are none."""
     more: tuple[LayerCache, ...] = ()
     """Further keys and values of each token, of other kinds."""
+    chosen: int | None = None
+    """Keys that a query reads at most, where it chooses; None: all."""
 
     def bytes(self, tokens: int, batch_size: int) -> int:
         """Bytes allocated for ``tokens`` tokens in each of ``batch_size`` rows."""
@@ -91,6 +93,8 @@ class LayerCache:
 
         The tail of a quantized cache has room for tokens that are in codes already.
         """
+        if self.chosen is not None:
+            tokens = min(tokens, self.chosen)
         held = units(self.storage, tokens)
         if isinstance(self.storage, Quantized):
             held["tail"] = tokens - held["sinks"] - held["codes"] * self.storage.group
@@ -166,7 +170,8 @@ def layer_cache(
     for each in made:
         each._stores()  # refuses options that contradict each other
     first = made[0] if made else LayerCache(layout, Plain(), 0, 0, 0, dtype)
-    return replace(first, others=others, more=tuple(made[1:]))
+    chosen = shape.attention_span.chosen
+    return replace(first, others=others, more=tuple(made[1:]), chosen=chosen)
 
 
 def caches(

@@ -101,4 +101,15 @@ CASES = (
         ),
         gguf=GgufCase("deepseek2", _settings, _folded, _BOTH, written=False),
     ),
+    Case(
+        "deepseek_v32",
+        # With few heads of the indexer many scores are 0, and which of them are chosen is chance.
+        {**_SIZES, "index_n_heads": 16, "index_head_dim": 8, "index_topk": 9},
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"index_topk": 64}),
+            ({}, {"first_k_dense_replace": 2}, {"mlp_layer_types": ["sparse", "dense"]}),
+            ({}, _YARN),
+        ),
+    ),
 )

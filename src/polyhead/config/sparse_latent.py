@@ -1,0 +1,116 @@
+"""Latent attention to the keys that an indexer chooses, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from polyhead.config.data import Data, check_whole
+from polyhead.config.latent import Computation, ComputationCost, LatentAttentionConfig
+from polyhead.config.layout import AttentionSpan, CallCost
+from polyhead.config.memories import Memory, PerToken
+from polyhead.config.norm import NormConfig
+from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class IndexerConfig(Data):
+    """The lightning indexer (DeepSeek-V3.2, 2025, arXiv 2512.02556, eq. 1).
+
+    Attributes:
+        num_heads: Its query heads, which share one key per token.
+        head_dim: Features of its queries and keys.
+        top_k: Keys that a query chooses.
+        norm: Over the features of a key.
+
+    Raises:
+        ConfigError: A size below 1.
+    """
+
+    num_heads: int = 64
+    head_dim: int = 128
+    top_k: int = 2048
+    norm: NormConfig = field(default_factory=lambda: NormConfig("layernorm", eps=1e-6, bias=True))
+
+    def __post_init__(self) -> None:
+        for name in ("num_heads", "head_dim", "top_k"):
+            check_whole(name, getattr(self, name))
+
+    def parameter_groups(self, embed_dim: int, query_dim: int) -> Iterator[ParameterGroup]:
+        """Its projections and norm; queries are made from ``query_dim`` features."""
+        yield ParameterGroup("attention", 1, self.num_heads * self.head_dim * query_dim)
+        yield ParameterGroup("attention", 1, (self.head_dim + self.num_heads) * embed_dim)
+        yield ParameterGroup("norms", 1, self.norm.parameters(self.head_dim), multiplied=False)
+
+
+@dataclass(frozen=True)
+class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
+    """``LatentAttentionConfig`` with an indexer: DeepSeek sparse attention (V3.2).
+
+    The indexer makes its queries from the latent of queries, so ``q_lora_rank`` is needed, and
+    rotates the first ``qk_rope_head_dim`` features of its queries and keys.
+
+    Raises:
+        ConfigError: No ``q_lora_rank``, or fewer features in the indexer than are rotated.
+    """
+
+    indexer: IndexerConfig = field(default_factory=IndexerConfig)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.q_lora_rank is None:
+            raise ConfigError(
+                "q_lora_rank must be a whole number: the indexer makes its queries from that "
+                "latent: got None"
+            )
+        if self.rope is not None and self.indexer.head_dim < self.qk_rope_head_dim:
+            raise ConfigError(
+                f"the indexer's head_dim must be at least qk_rope_head_dim={self.qk_rope_head_dim}"
+                f", the features that are rotated: got {self.indexer.head_dim}"
+            )
+
+    @property
+    def layout(self) -> str:
+        return f"sparse MLA, top {self.indexer.top_k}"
+
+    @property
+    def described(self) -> str:
+        return f"{super().described}, the {self.indexer.top_k} keys that an indexer chooses"
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        size = self.indexer.head_dim
+        return (*super().memories, PerToken(1, size, size, latent=True, name="index"))
+
+    @property
+    def attention_span(self) -> AttentionSpan:
+        return AttentionSpan(chosen=self.indexer.top_k)
+
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
+        yield from super().parameter_groups(embed_dim)
+        yield from self.indexer.parameter_groups(embed_dim, self.q_lora_rank or 0)
+
+    def cost(
+        self, computation: Computation, batch_size: int, queries: int, keys: int
+    ) -> ComputationCost:
+        every = super().cost(computation, batch_size, queries, keys)
+        skipped = batch_size * queries * max(0, keys - self.indexer.top_k)
+        return ComputationCost(
+            every.flops - 2 * skipped * self._per_pair(computation), every.elements
+        )
+
+    def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
+        dense = super().call_cost(batch_size, queries, cached)
+        index = self.indexer
+        return CallCost(dense.per_pair, dense.remade, per_choice=index.num_heads * index.head_dim)
+
+    def peak_activation_elements(
+        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
+    ) -> int:
+        index, given = self.indexer, {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
+        dense = super().peak_activation_elements(embed_dim, half=half, **given)
+        made = 2 * index.num_heads * index.head_dim + 4 * index.head_dim + index.num_heads
+        # Beside q and latents the indexer's queries, then the numbers of the chosen keys, which
+        # have 64 bits, twice while they are sorted.
+        return dense + max(made, 4 * min(index.top_k, tokens))

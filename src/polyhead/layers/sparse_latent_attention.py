@@ -1,0 +1,190 @@
+"""DeepSeek sparse attention: latent attention to the keys that a lightning indexer chooses.
+
+    I[t, s] = Σ_j w[t, j] · relu(q'[t, j] · k'[s])     q' from the queries' latent, k' and w from x
+    out[t]  = MLA of query t with the top_k keys s of highest I[t, s] among those that it sees
+
+DeepSeek-V3.2 (2025), arXiv 2512.02556, eqs. 1-2. The indexer's keys are a memory of their own, of
+one head. While a sequence has no more than ``top_k`` keys this is latent attention.
+
+Shape letters: B batch, J heads of the indexer, T queries, S keys, D features of the indexer's keys,
+E embed size.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.caches import LayerCache
+from polyhead.config import (
+    IndexerConfig,
+    LatentAttentionConfig,
+    RopeConfig,
+    SparseLatentAttentionConfig,
+)
+from polyhead.errors import ConfigError
+from polyhead.layers import fused
+from polyhead.layers.hooks import Hooked
+from polyhead.layers.latent_attention import MultiHeadLatentAttention
+from polyhead.layers.linear import linear
+from polyhead.layers.norms import build_norm
+from polyhead.layers.positions import RoPE
+from polyhead.layers.registry import register_builder
+from polyhead.semantics import DenseSource, KeyValueSource, Mask, choose_keys
+from polyhead.semantics.argument_hints import other_names
+
+
+class LightningIndexer(nn.Module):
+    """Makes what ``choose_keys`` scores keys with.
+
+    Args:
+        embed_dim: E.
+        query_dim: Features of the latent that queries are made from.
+        config: Sizes and norm.
+        rotated: Features of a query and of a key that are rotated, the first ones.
+
+    Attributes:
+        q_proj: ``[J · D, query_dim]``.
+        k_proj: ``[D, E]``.
+        k_norm: Over the D features of a key.
+        weights_proj: ``[J, E]``.
+    """
+
+    def __init__(self, embed_dim: int, query_dim: int, config: IndexerConfig, rotated: int) -> None:
+        super().__init__()
+        self.config, self.rotated = config, rotated
+        J, D = config.num_heads, config.head_dim
+        self.q_proj = nn.Linear(query_dim, J * D, bias=False)
+        self.k_proj = nn.Linear(embed_dim, D, bias=False)
+        self.k_norm = build_norm(D, config.norm)
+        self.weights_proj = nn.Linear(embed_dim, J, bias=False)
+
+    def forward(
+        self, x: Tensor, latent: Tensor, rope: RoPE | None, positions: int | Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """q ``[B, J, T, D]``, weights ``[B, J, T]`` and k ``[B, 1, T, D]``.
+
+        Args:
+            x: ``[B, T, E]``.
+            latent: ``[B, T, query_dim]``.
+            rope: Rotary positions.
+            positions: Of the tokens, or of the first.
+        """
+        J, D = self.config.num_heads, self.config.head_dim
+        q = linear(latent, self.q_proj).view(*x.shape[:2], J, D)
+        k, weights = fused.linears(x, self.k_proj, self.weights_proj)
+        k = self.k_norm(k).view(*x.shape[:2], 1, D)
+        q, k = (_rotated(each, rope, positions, self.rotated).transpose(1, 2) for each in (q, k))
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        return q, weights.mT * (J * D) ** -0.5, k
+
+
+class SparseLatentAttention(MultiHeadLatentAttention):
+    """``MultiHeadLatentAttention`` to the keys that an indexer chooses.
+
+    No gradient flows through the choice: ``polyhead.semantics.index_scores`` is what a loss of the
+    indexer is made of. With a cache, that is a ``LayerCache`` of the layout's memories.
+
+    Args:
+        embed_dim: E, features of ``x`` and of the output.
+        num_heads: Number of query heads H.
+        q_lora_rank: Size of the latent that queries are made from, those of the indexer too.
+        kv_lora_rank: As of ``MultiHeadLatentAttention``, like all that follow.
+        qk_nope_head_dim: N.
+        qk_rope_head_dim: P, which the indexer's queries and keys rotate too.
+        v_head_dim: V.
+        indexer: Sizes of the indexer, and how many keys it chooses.
+        bias: Biases, of the latent attention.
+        rope: Rotary positions; None: nothing is rotated.
+        dropout: Dropout probability of the attention weights, when training.
+
+    Attributes:
+        indexer: A ``LightningIndexer``.
+
+    Raises:
+        ConfigError: Sizes or numbers that do not go together.
+    """
+
+    @other_names
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        *,
+        q_lora_rank: int,
+        kv_lora_rank: int,
+        qk_nope_head_dim: int,
+        qk_rope_head_dim: int,
+        v_head_dim: int,
+        indexer: IndexerConfig = IndexerConfig(),  # noqa: B008  # frozen
+        bias: bool = True,
+        rope: RoPE | RopeConfig | None = RopeConfig(),  # noqa: B008  # frozen
+        dropout: float = 0.0,
+    ) -> None:
+        Hooked.__init__(self)
+        config = SparseLatentAttentionConfig(
+            num_heads=num_heads,
+            kv_lora_rank=kv_lora_rank,
+            qk_nope_head_dim=qk_nope_head_dim,
+            qk_rope_head_dim=qk_rope_head_dim,
+            v_head_dim=v_head_dim,
+            q_lora_rank=q_lora_rank,
+            bias=bias,
+            rope=rope.config if isinstance(rope, RoPE) else rope,
+            dropout=dropout,
+            indexer=indexer,
+        )
+        self._build(embed_dim, config, rope if isinstance(rope, RoPE) else None)
+
+    def _build(self, embed_dim: int, config: LatentAttentionConfig, rope: RoPE | None) -> None:
+        if not isinstance(config, SparseLatentAttentionConfig) or config.q_lora_rank is None:
+            raise ConfigError(f"config must be a SparseLatentAttentionConfig: got {config}")
+        super()._build(embed_dim, config, rope)
+        self.indexer = LightningIndexer(
+            embed_dim, config.q_lora_rank, config.indexer, config.qk_rope_head_dim
+        )
+
+    def _check_cache(self, cache: Any) -> None:
+        if not isinstance(cache, LayerCache):
+            raise TypeError(
+                f"cache must be a LayerCache of this layout's memories, as new_cache makes it: got "
+                f"{type(cache).__name__}"
+            )
+
+    def _remembered(
+        self,
+        x: Tensor,
+        latent: Tensor,
+        of_queries: Tensor,
+        mask: Mask | None,
+        at: int | Tensor,
+        positions: Tensor | None,
+        cache: Any,
+    ) -> tuple[KeyValueSource, Mask | None]:
+        with torch.no_grad():
+            q, weights, k = self.indexer(x.detach(), of_queries.detach(), self.rope, at)
+        values = latent[..., : self.config.kv_lora_rank]
+        if cache is None:
+            source: KeyValueSource = DenseSource(latent, values, positions)
+            index: KeyValueSource = DenseSource(k, k, positions)
+        else:
+            with cache.step(x, positions) as step:
+                source, index = step.append("kv", latent, values), step.append("index", k, k)
+        top_k = self.indexer.config.top_k
+        if source.tokens.length <= top_k:
+            return source, mask
+        chosen = choose_keys(q, weights, index, top_k, mask=mask, q_positions=positions)
+        return source, chosen if mask is None else mask & chosen
+
+
+def _rotated(x: Tensor, rope: RoPE | None, positions: int | Tensor, dim: int) -> Tensor:
+    """``[B, T, heads, D]`` with its first ``dim`` features rotated."""
+    if rope is None:
+        return x
+    rotated = rope.apply(x[..., :dim], positions, head_axis=2)
+    return torch.cat((rotated, x[..., dim:]), dim=-1)
+
+
+register_builder(SparseLatentAttentionConfig, SparseLatentAttention.from_config)
