@@ -49,6 +49,15 @@ _REFUSED = """
 """
 
 
+NAMES = {
+    "latent": "MLA",
+    "sparse_latent": "sparse MLA",
+    "gated": "gated attention",
+    "gated_delta": "gated DeltaNet",
+}
+"""Of head layouts, where they are not those of grouped heads."""
+
+
 def page() -> str:
     """The page's text."""
     cases = all_cases()
@@ -96,7 +105,7 @@ def _listed(words: Iterable[str]) -> str:
 def _heads(layer: LayerConfig) -> str:
     attention = layer.attention
     if attention.kind != "heads":
-        return {"latent": "MLA", "sparse_latent": "sparse MLA"}.get(attention.kind, attention.kind)
+        return NAMES.get(attention.kind, attention.kind)
     groups = attention.num_kv_heads  # type: ignore[attr-defined]
     return "MQA" if groups == 1 else "MHA" if groups == attention.num_heads else "GQA"
 

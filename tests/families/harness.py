@@ -121,6 +121,8 @@ class Case:
         alter: Changes transformers' model, for what no option says.
         features: Of an encoder of sound, mel features and frames; None: it reads ids.
         pixels: Channels, height and width, of a model that reads images in place of ids.
+        error: Standard deviations by which float32 results may differ: more than the usual where
+            transformers' own are further from float64 than that.
     """
 
     model_type: str
@@ -135,6 +137,7 @@ class Case:
     alter: Callable[[Any, Mapping[str, Any]], None] | None = None
     features: tuple[int, int] | None = None
     pixels: tuple[int, int, int] | None = None
+    error: float = 5e-5
 
     def with_head(self, *options: Mapping[str, Any]) -> Case:
         """With the class of the options that name one."""
@@ -253,7 +256,7 @@ def _decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
     with torch.no_grad():
         made = theirs(ids)
         wanted = made.logits if ours.config.head else made.last_hidden_state
-        _close(ours.model(ids), wanted)
+        _close(ours.model(ids), wanted, case.error)
         chunks = ids.split([*CHUNKS, case.tokens - sum(CHUNKS)], dim=1)
         if any(
             getattr(layer.attention.rope, "type", "") in STRETCHED for layer in ours.config.layers
@@ -262,7 +265,7 @@ def _decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
             wanted = _through_their_cache(theirs, chunks, use_cache=True)
         cache = ours.model.new_cache()
         steps = [ours.model(chunk, cache=cache) for chunk in chunks]
-        _close(torch.cat(steps, dim=1), wanted)
+        _close(torch.cat(steps, dim=1), wanted, case.error)
 
 
 def _through_their_cache(
@@ -341,11 +344,11 @@ KINDS: Mapping[str, Callable[[Case, Any, Checkpoint], None]] = {
 }
 
 
-def _close(got: Tensor, wanted: Tensor) -> None:
+def _close(got: Tensor, wanted: Tensor, most: float = 5e-5) -> None:
     assert got.shape == wanted.shape
     assert wanted.std() > 0.02, "the model's outputs are too small to tell them apart"
     error = float((got - wanted).abs().max() / wanted.std())
-    assert error < 5e-5, f"largest difference is {error:.2g} standard deviations"
+    assert error < most, f"largest difference is {error:.2g} standard deviations"
 
 
 def _same_number_of_parameters(theirs: Any, ours: Checkpoint, folder: Path) -> None:
@@ -403,7 +406,7 @@ def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> 
             continue
         grad = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
         scale = wanted[name].abs().max()
-        assert (grad - wanted[name]).abs().max() <= 1e-4 * scale + noise, name
+        assert (grad - wanted[name]).abs().max() <= 2 * case.error * scale + noise, name
         seen += bool(scale > 0)
     assert seen > 3, "no parameter had a gradient"
     ours.model.zero_grad()

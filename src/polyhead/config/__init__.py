@@ -19,6 +19,8 @@ from polyhead.config.embedding import (
     SinusoidConfig,
 )
 from polyhead.config.feed_forward import FeedForwardConfig
+from polyhead.config.gated_attention import GatedAttentionConfig
+from polyhead.config.gated_delta_net import GatedDeltaNetConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
@@ -44,6 +46,8 @@ __all__ = [
     "EncoderConfig",
     "FeedForwardConfig",
     "Frontend",
+    "GatedAttentionConfig",
+    "GatedDeltaNetConfig",
     "HeadLayout",
     "HeadTransformConfig",
     "IndexerConfig",

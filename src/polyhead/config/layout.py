@@ -70,9 +70,9 @@ class HeadLayout(OneOfSeveral, ABC):
         "heads": "polyhead.config.attention",
         "latent": "polyhead.config.latent",
         "sparse_latent": "polyhead.config.sparse_latent",
-        "gated": "polyhead.layers.gated_attention",
+        "gated": "polyhead.config.gated_attention",
         "differential": "polyhead.layers.differential_attention",
-        "gated_delta": "polyhead.layers.gated_delta_net",
+        "gated_delta": "polyhead.config.gated_delta_net",
     }
 
     num_heads: int

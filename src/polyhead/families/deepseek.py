@@ -150,6 +150,7 @@ GGUF_MIXTURE: Mapping[str, str | None] = {
 CHOICE_BIAS = {"layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias"}
 """Settings and a name of the mixture in GGUF files."""
 _SIGMOID = 2
+_INDEXED = "indexed_attention"
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ def read(
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"))
     attention = read_attention(keys, max_positions)
     if sparse_attention:
-        attention = with_indexer(keys, attention)
+        attention = with_indexer(keys, attention, num_layers)
     if not keys.flag("rope_interleave") and scoring == "softmax":
         raise keys.refused("rope_interleave", False, "True: this family has no other order")
     dense = FeedForwardConfig(
@@ -230,11 +231,13 @@ def _dense_layers(keys: Keys, num_layers: int, kinds: list[str]) -> list[bool]:
     return [kind == "dense" for kind in kinds]
 
 
-def with_indexer(keys: Keys, attention: LatentAttentionConfig) -> SparseLatentAttentionConfig:
+def with_indexer(
+    keys: Keys, attention: LatentAttentionConfig, num_layers: int
+) -> SparseLatentAttentionConfig:
     """The same latent attention with V3.2's indexer."""
     kinds = keys.texts("layer_types", [])
-    if kinds and {*kinds} != {"indexed_attention"}:
-        raise keys.refused("layer_types", kinds, "'indexed_attention' for every layer")
+    if kinds and kinds != [_INDEXED] * num_layers:
+        raise keys.refused("layer_types", kinds, f"{_INDEXED!r} for {num_layers} layers")
     indexer = IndexerConfig(
         keys.size("index_n_heads"), keys.size("index_head_dim"), keys.size("index_topk")
     )
@@ -247,7 +250,7 @@ def _write_indexer(indexer: IndexerConfig, num_layers: int) -> dict[str, Any]:
         "index_n_heads": indexer.num_heads,
         "index_head_dim": indexer.head_dim,
         "index_topk": indexer.top_k,
-        "layer_types": ["indexed_attention"] * num_layers,
+        "layer_types": [_INDEXED] * num_layers,
     }
 
 

@@ -4,7 +4,6 @@ expert, 3 normalized queries and keys.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     FULL,
     SLIDING,
+    read_activation,
     read_decoder,
     read_layer_types,
     read_network,
@@ -33,6 +33,7 @@ from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.steps import AsRow
 from polyhead.families.common.tables import DECODER
 from polyhead.families.common.tensors import Rule, under
+from polyhead.families.common.writing import write_mixture
 
 _MIXTURE = "layers.{i}.feed_forward."
 _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
@@ -78,8 +79,9 @@ def read(keys: Keys, *, third: bool) -> TransformerConfig:
         qk_norm=QKNormConfig(norm) if third else None,
         dropout=keys.number("attention_dropout"),
     )
-    dense, mixture = read_network(keys), _read_mixture(keys, third=third)
-    sparse = _sparse_layers(keys, sizes.num_layers)
+    dense, normalize = read_network(keys), keys.flag("norm_topk_prob")
+    mixture = read_mixture(keys, shared=not third, normalize=normalize)
+    sparse = sparse_layers(keys, sizes.num_layers)
     layers = [
         LayerConfig(replace(attention, window=window), mixture if i in sparse else dense, norm)
         for i, window in enumerate(_windows(keys, sizes.num_layers, third=third))
@@ -104,22 +106,23 @@ def _windows(keys: Keys, count: int, *, third: bool) -> list[int | None]:
     return [window if kind == SLIDING else None for kind in types]
 
 
-def _read_mixture(keys: Keys, *, third: bool) -> MixtureConfig:
-    expert = replace(read_network(keys), hidden_dim=keys.whole("moe_intermediate_size"))
-    shared = None
-    if not third:
-        shared = replace(expert, hidden_dim=keys.whole("shared_expert_intermediate_size"))
+def read_mixture(keys: Keys, *, shared: bool, normalize: bool) -> MixtureConfig:
+    """Experts beside a shared one with a gate, or alone."""
+    expert = FeedForwardConfig(keys.whole("moe_intermediate_size"), read_activation(keys))
+    beside = None
+    if shared:
+        beside = replace(expert, hidden_dim=keys.whole("shared_expert_intermediate_size"))
     return MixtureConfig(
         expert,
         keys.whole("num_experts"),
         keys.whole("num_experts_per_tok"),
-        shared=shared,
-        shared_gate=not third,
-        normalize=keys.flag("norm_topk_prob"),
+        shared=beside,
+        shared_gate=shared,
+        normalize=normalize,
     )
 
 
-def _sparse_layers(keys: Keys, count: int) -> frozenset[int]:
+def sparse_layers(keys: Keys, count: int) -> frozenset[int]:
     """Every ``decoder_sparse_step``-th layer but ``mlp_only_layers``."""
     step, dense = keys.whole("decoder_sparse_step"), keys.take("mlp_only_layers", None) or []
     if step < 1:
@@ -135,24 +138,23 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     mixture = next((each for each in networks if isinstance(each, MixtureConfig)), None)
     if mixture is None:
         raise ConfigError("this family needs a layer with a mixture of experts: got none")
-    values: Mapping[str, Any] = {
-        "intermediate_size": networks[dense[0]].hidden_dim if dense else mixture.expert.hidden_dim,
-        "moe_intermediate_size": mixture.expert.hidden_dim,
-        "num_experts": mixture.num_experts,
-        "num_experts_per_tok": mixture.experts_per_token,
-        "norm_topk_prob": mixture.normalize,
-        "mlp_only_layers": dense,
-    }
-    if mixture.shared is None:
-        return dict(values)
-    return {
-        **values,
-        "qkv_bias": getattr(config.layers[0].attention, "qkv_bias", False),
-        "shared_expert_intermediate_size": mixture.shared.hidden_dim,
-    }
+    values = write_experts(mixture, dense)
+    sizes = networks[dense[0]] if dense else mixture.expert
+    values["intermediate_size"] = sizes.hidden_dim
+    if mixture.shared is not None:
+        values["qkv_bias"] = getattr(config.layers[0].attention, "qkv_bias", False)
+    return values
 
 
-_HARMLESS = frozenset(("router_aux_loss_coef",))
+def write_experts(mixture: MixtureConfig, dense: list[int]) -> dict[str, Any]:
+    """The inverse of ``read_mixture`` and ``sparse_layers``."""
+    values = {**write_mixture(mixture), "mlp_only_layers": dense}
+    if mixture.shared is not None:
+        values["shared_expert_intermediate_size"] = mixture.shared.hidden_dim
+    return values
+
+
+HARMLESS = frozenset(("router_aux_loss_coef",))
 
 FAMILIES = (
     Family(
@@ -172,7 +174,7 @@ FAMILIES = (
             "qkv_bias": True,
         },
         write=write,
-        harmless=_HARMLESS,
+        harmless=HARMLESS,
         gguf=Gguf(
             "qwen2moe",
             settings={"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
@@ -197,7 +199,7 @@ FAMILIES = (
         },
         aliases={"num_experts": "num_local_experts"},
         write=write,
-        harmless=_HARMLESS | {"max_window_layers"},
+        harmless=HARMLESS | {"max_window_layers"},
         gguf=Gguf("qwen3moe", values=lambda values: {"norm_topk_prob": True}),
     ),
 )

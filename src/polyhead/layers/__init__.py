@@ -8,6 +8,8 @@ from is in ``polyhead.config``.
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedDeltaNetConfig,
     IndexerConfig,
     LatentAttentionConfig,
     LayerConfig,
@@ -24,8 +26,8 @@ from polyhead.layers.differential_attention import (
 )
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
-from polyhead.layers.gated_attention import GatedAttention, GatedAttentionConfig
-from polyhead.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from polyhead.layers.gated_attention import GatedAttention
+from polyhead.layers.gated_delta_net import GatedDeltaNet
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions

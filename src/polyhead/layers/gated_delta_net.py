@@ -15,8 +15,6 @@ V value size, C channels of the convolution, E embed size.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -25,9 +23,7 @@ from torch import Tensor, nn
 
 from polyhead._utils.checks import check_probability
 from polyhead.caches import LayerCache, SequenceCache
-from polyhead.config import CallCost, HeadLayout, Memory, NormConfig, ParameterGroup, State, Tail
-from polyhead.config.data import check_whole
-from polyhead.config.layout import shared
+from polyhead.config import GatedDeltaNetConfig, NormConfig
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.kernels.recurrence.dispatch import recurrence
 from polyhead.layers import fused
@@ -41,101 +37,6 @@ from polyhead.layers.registry import register_builder
 from polyhead.semantics import Causal, KeyLengths, Mask
 from polyhead.semantics.argument_hints import refuse
 from polyhead.semantics.masks.algebra import And
-
-
-@dataclass(frozen=True)
-class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
-    """One gated DeltaNet layer; ``num_heads`` is H, the number of states and of value heads.
-
-    Attributes:
-        num_key_heads: G, heads of queries and of keys, a divisor of H.
-        head_k_dim: Features K of a query and of a key.
-        head_v_dim: Features V of a value.
-        conv_kernel: Tokens that the convolution sees, the current one included; at least 2.
-        norm_eps: Of the RMSNorm over a head's output.
-
-    Raises:
-        ConfigError: Sizes that do not go together, or what a state has no use for.
-    """
-
-    num_key_heads: int
-    head_k_dim: int
-    head_v_dim: int
-    conv_kernel: int = 4
-    norm_eps: float = 1e-6
-
-    def __post_init__(self) -> None:
-        for name in ("num_heads", "num_key_heads", "head_k_dim", "head_v_dim"):
-            check_whole(name, getattr(self, name))
-        check_whole("conv_kernel", self.conv_kernel, least=2)
-        if self.num_heads % self.num_key_heads:
-            raise ConfigError(
-                f"num_key_heads must divide num_heads: got num_heads={self.num_heads}, "
-                f"num_key_heads={self.num_key_heads}"
-            )
-        if self.rope is not None or self.dropout:
-            raise ConfigError(
-                "gated DeltaNet has no rotary positions and no weights to drop: got "
-                f"rope={self.rope}, dropout={self.dropout}"
-            )
-
-    @property
-    def layout(self) -> str:
-        return "gated DeltaNet"
-
-    @property
-    def described(self) -> str:
-        return f"{self.layout} {self.num_heads} states of {self.head_k_dim} × {self.head_v_dim}"
-
-    @property
-    def channels(self) -> int:
-        """C, what the convolution goes over: all queries, keys and values."""
-        return 2 * self.num_key_heads * self.head_k_dim + self.num_heads * self.head_v_dim
-
-    @property
-    def memories(self) -> tuple[Memory, ...]:
-        return (
-            Tail("conv", self.channels, self.conv_kernel - 1),
-            State("state", (self.num_heads, self.head_k_dim, self.head_v_dim)),
-        )
-
-    @property
-    def value_dim(self) -> int:
-        return self.head_v_dim
-
-    @property
-    def rope_head_dim(self) -> int:
-        return self.head_k_dim
-
-    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
-        E, H, G, K, V = (
-            embed_dim, self.num_heads, self.num_key_heads, self.head_k_dim, self.head_v_dim,
-        )  # fmt: skip
-        for _ in "qk":
-            yield ParameterGroup("attention", G, K * E)
-        for size in (V, V, 1, 1, V):  # values, gates, β, decays, output
-            yield ParameterGroup("attention", H, size * E)
-        yield ParameterGroup("attention", 1, self.channels * self.conv_kernel, as_numbers=True)
-        yield ParameterGroup("attention", H, 2, multiplied=False)
-        yield ParameterGroup("norms", 1, V, multiplied=False)
-
-    def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
-        # A token reads the state by its key, writes it, and reads it by its query.
-        return CallCost(0, per_token=3 * self.num_heads * self.head_k_dim * self.head_v_dim)
-
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        V, C = shared(self.num_heads, ranks) * self.head_v_dim, self.channels
-        # Inputs of the convolution beside its tail, its output and that activated, queries and
-        # keys of length 1, gates, outputs and their norm in float32.
-        return 6 * C + 8 * V + embed_dim
-
-    def with_num_kv_heads(self, num_kv_heads: int) -> GatedDeltaNetConfig:
-        most = max(1, min(num_kv_heads, self.num_heads))
-        return replace(
-            self, num_key_heads=max(g for g in range(1, most + 1) if not self.num_heads % g)
-        )
 
 
 class GatedDeltaNet(Hooked):

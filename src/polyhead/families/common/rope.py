@@ -43,6 +43,7 @@ def read_rope(
     states_trained: bool = False,
     alpha: bool = False,
     mscales: bool = False,
+    sections: bool = False,
 ) -> RopeConfig:
     """The rotary embedding that a config.json means.
 
@@ -60,6 +61,7 @@ def read_rope(
             whatever the length, and reads no other field then.
         mscales: with the type "longrope" the family has factors of its own for cos and sin, one in
             short and one in long sequences, which have to be the same.
+        sections: the family rotates by several coordinates (M-RoPE), which are equal in text.
 
     Raises:
         ConfigError: a key is not understood, contradicts another, or is not read by the type.
@@ -91,6 +93,8 @@ def read_rope(
     if mscales and rope_type == "longrope" and inner.has("short_mscale"):
         fields["attention_factor"] = inner.number("short_mscale")
         inner.expect("long_mscale", fields["attention_factor"])
+    for key in ("mrope_section", "mrope_interleaved") if sections else ():
+        inner.take(key, None)
     inner.finish()
     if stretch:
         if stretch < 0 or head_dim < 3:

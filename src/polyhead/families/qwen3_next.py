@@ -1,0 +1,327 @@
+"""Qwen3-Next and Qwen3.5 (2025, 2026): three layers of gated DeltaNet for each of gated attention.
+
+Norms multiply by one plus the stored weight, but for the norm of a DeltaNet head's output. A
+quarter of a head is rotated, in Qwen3.5 by three coordinates, which in text are the same.
+Qwen3-Next joins a DeltaNet layer's projections by key head; Qwen3.5 stores them side by side.
+Layers of multi-token prediction are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from polyhead.config import (
+    FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedDeltaNetConfig,
+    MixtureConfig,
+    NormConfig,
+    QKNormConfig,
+    TransformerConfig,
+)
+from polyhead.errors import ConfigError
+from polyhead.families.common.family import Family
+from polyhead.families.common.keys import Keys
+from polyhead.families.common.plain import Plain
+from polyhead.families.common.reading import FULL, read_layer_types, read_network
+from polyhead.families.common.rope import stated_length, write_rope
+from polyhead.families.common.steps import At, Pieces, Shaped, Step
+from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
+from polyhead.families.common.tensors import Rule, Tensors, under
+from polyhead.families.deepseek import STACKED_EXPERTS
+from polyhead.families.qwen_moe import (
+    EXPERTS,
+    HARMLESS,
+    SHARED,
+    read_mixture,
+    sparse_layers,
+    write_experts,
+)
+
+LINEAR = "linear_attention"
+_EVERY = 4
+_DEFAULTS: Mapping[str, Any] = {
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "hidden_act": "silu",
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "head_dim": 256,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "layer_types": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_EXPERTS: Mapping[str, Any] = {
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
+
+
+@dataclass(frozen=True)
+class PerKeyHead(Pieces):
+    """Cut rows that stand together for each key head, such as ``[q | k | v | gate]``.
+
+    Attributes:
+        keys: Pieces of ``head_k_dim`` rows; the others are of the value heads of a key head,
+        values: so many, of ``head_v_dim`` rows for a value head, and
+        numbers: so many, of one row for a value head.
+    """
+
+    keys: int = 0
+    values: int = 0
+    numbers: int = 0
+    moves_rows: ClassVar[bool] = True
+
+    def count(self, at: At) -> int:
+        return self.keys + self.values + self.numbers
+
+    def _sizes(self, at: At) -> list[int]:
+        a = at.attention
+        each = a.num_heads // a.num_key_heads
+        return [
+            *[a.head_k_dim] * self.keys,
+            *[each * a.head_v_dim] * self.values,
+            *[each] * self.numbers,
+        ]
+
+    def to_ours(self, tensor: Tensor, at: At) -> Sequence[Tensor]:
+        heads, sizes = at.attention.num_key_heads, self._sizes(at)
+        if tensor.shape[0] != heads * sum(sizes):
+            return tensor.tensor_split(len(sizes))  # misshapen: reported when the state is checked
+        rows = tensor.reshape(heads, sum(sizes), *tensor.shape[1:])
+        return [part.flatten(0, 1) for part in torch.split(rows, sizes, dim=1)]
+
+    def to_theirs(self, tensors: Sequence[Tensor], at: At) -> Tensor:
+        heads = at.attention.num_key_heads
+        parts = [each.reshape(heads, -1, *each.shape[1:]) for each in tensors]
+        return torch.cat(parts, dim=1).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class QueryAndGate(Pieces):
+    """Cut the rows of each head, ``[q | gate]``."""
+
+    moves_rows: ClassVar[bool] = True
+
+    def count(self, at: At) -> int:
+        return 2
+
+    def to_ours(self, tensor: Tensor, at: At) -> Sequence[Tensor]:
+        heads = at.attention.num_heads
+        if tensor.shape[0] % (2 * heads):
+            return tensor.tensor_split(2)
+        rows = tensor.reshape(heads, 2, -1, *tensor.shape[1:])
+        return [rows[:, i].flatten(0, 1) for i in range(2)]
+
+    def to_theirs(self, tensors: Sequence[Tensor], at: At) -> Tensor:
+        heads = at.attention.num_heads
+        parts = [each.reshape(heads, -1, *each.shape[1:]) for each in tensors]
+        return torch.stack(parts, dim=1).flatten(0, 2)
+
+
+@dataclass(frozen=True)
+class QKVOfStates(Pieces):
+    """Cut into the rows of all queries, all keys, all values of a DeltaNet layer."""
+
+    moves_rows: ClassVar[bool] = True
+
+    def count(self, at: At) -> int:
+        return 3
+
+    def to_ours(self, tensor: Tensor, at: At) -> Sequence[Tensor]:
+        a = at.attention
+        keys = a.num_key_heads * a.head_k_dim
+        sizes = [keys, keys, a.num_heads * a.head_v_dim]
+        if tensor.shape[0] != sum(sizes):
+            return tensor.tensor_split(3)
+        return torch.split(tensor, sizes)
+
+
+def read(keys: Keys, *, dense: bool, sparse: bool) -> TransformerConfig:
+    """The configuration that the keys mean.
+
+    Args:
+        keys: Keys of config.json.
+        dense: Whether layers may have a dense network.
+        sparse: Whether layers may have a mixture of experts.
+    """
+    norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"), weight_offset=1.0)
+    keys.expect("hidden_act", "silu", "swish")  # it follows the convolution too
+    network = (
+        read_network(keys) if dense else FeedForwardConfig(keys.whole("moe_intermediate_size"))
+    )
+    plain = Plain(keys, norm=norm, network=network, partial_rotary_factor=0.25, sections=True)
+    sizes, biased = plain.sizes, keys.flag("attention_bias")
+    full = GatedAttentionConfig(
+        sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, qkv_bias=biased, out_bias=biased,
+        rope=plain.rope, qk_norm=QKNormConfig(norm), dropout=keys.number("attention_dropout"),
+    )  # fmt: skip
+    state = GatedDeltaNetConfig(
+        keys.size("linear_num_value_heads"),
+        keys.size("linear_num_key_heads"),
+        keys.size("linear_key_head_dim"),
+        keys.size("linear_value_head_dim"),
+        keys.whole("linear_conv_kernel_dim"),
+        norm_eps=norm.eps,
+    )
+    networks: list[FeedForwardConfig | MixtureConfig] = [network] * sizes.num_layers
+    if sparse:
+        normalize = keys.flag("norm_topk_prob") if dense else True
+        mixture = read_mixture(keys, shared=True, normalize=normalize)
+        chosen = sparse_layers(keys, sizes.num_layers) if dense else range(sizes.num_layers)
+        networks = [mixture if i in chosen else network for i in range(sizes.num_layers)]
+    every = keys.size("full_attention_interval", _EVERY)
+    default = _types({"num_hidden_layers": sizes.num_layers, "full_attention_interval": every})
+    kinds = read_layer_types(keys, sizes.num_layers, default, (LINEAR, FULL))
+    return plain.decoder(
+        [
+            plain.layer(full if kind == FULL else state, each)
+            for kind, each in zip(kinds, networks, strict=True)
+        ]
+    )
+
+
+def _types(values: Mapping[str, Any]) -> list[str]:
+    """What each layer is, from config.json's object."""
+    every = values.get("full_attention_interval") or _EVERY
+    default = [FULL if (i + 1) % every == 0 else LINEAR for i in range(values["num_hidden_layers"])]
+    return values.get("layer_types") or default
+
+
+def write(config: TransformerConfig, *, mixed: bool = True) -> dict[str, Any]:
+    """Keys of these families; the shared ones are those of the attention layers.
+
+    Args:
+        config: To be written.
+        mixed: Whether the family has the keys that say which layers are dense.
+    """
+    found = [layer.attention for layer in config.layers]
+    full: Any = next((each for each in found if type(each) is GatedAttentionConfig), None)
+    state: Any = next((each for each in found if type(each) is GatedDeltaNetConfig), None)
+    if full is None or state is None:
+        raise ConfigError("this family needs layers of gated attention and of gated DeltaNet")
+    networks: list[Any] = [layer.feed_forward for layer in config.layers]
+    dense = [i for i, each in enumerate(networks) if isinstance(each, FeedForwardConfig)]
+    mixture = next((each for each in networks if isinstance(each, MixtureConfig)), None)
+    values = {
+        "num_attention_heads": full.num_heads,
+        "num_key_value_heads": full.num_kv_heads,
+        "head_dim": full.head_dim,
+        "attention_bias": full.qkv_bias,
+        "attention_dropout": full.dropout,
+        "max_position_embeddings": stated_length(full.rope, config.max_positions),
+        **write_rope(full.rope, full.head_dim),
+        "partial_rotary_factor": (full.rope.dim or full.head_dim) / full.head_dim,
+        "linear_num_value_heads": state.num_heads,
+        "linear_num_key_heads": state.num_key_heads,
+        "linear_key_head_dim": state.head_k_dim,
+        "linear_value_head_dim": state.head_v_dim,
+        "linear_conv_kernel_dim": state.conv_kernel,
+        "layer_types": [FULL if each == full else LINEAR for each in found],
+    }
+    if mixture is not None:
+        values |= write_experts(mixture, dense)
+        for key in () if mixed else ("mlp_only_layers", "norm_topk_prob"):
+            del values[key]
+    if dense:
+        values["intermediate_size"] = networks[dense[0]].hidden_dim
+    return values
+
+
+def tensors(values: Mapping[str, Any], *, joined: bool) -> Tensors:
+    """The table of names; a layer's own depend on what it is.
+
+    Args:
+        values: config.json's object.
+        joined: Whether the projections of a DeltaNet layer are joined by key head.
+    """
+    rules: list[Rule] = []
+    for i, kind in enumerate(_types(values)):
+        theirs, ours = f"layers.{i}.self_attn.", f"layers.{i}.attention."
+        if kind == FULL:
+            same = ("k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+            rules += under(theirs, ours, {name: name for name in same})
+            rules.append(Rule(theirs + "q_proj", _under(ours, "q gate"), QueryAndGate()))
+            continue
+        theirs = f"layers.{i}.linear_attn."
+        # The convolution has one channel per row, and a dimension of size 1.
+        rules.append(Rule(theirs + "conv1d.weight", ours + "conv_weight", Shaped((1,))))
+        names = {"A_log": "A_log", "dt_bias": "dt_bias", "norm": "norm", "out_proj": "o_proj"}
+        rules += under(theirs, ours, names)
+        step: Step = PerKeyHead(keys=2, values=2) if joined else QKVOfStates()
+        if joined:
+            rules.append(Rule(theirs + "in_proj_qkvz", _under(ours, "q k v gate"), step))
+            numbers = PerKeyHead(numbers=2)
+            rules.append(Rule(theirs + "in_proj_ba", _under(ours, "beta decay"), numbers))
+        else:
+            rules.append(Rule(theirs + "in_proj_qkv", _under(ours, "q k v"), step))
+            apart = {"z": "gate", "b": "beta", "a": "decay"}
+            names = {f"in_proj_{left}": f"{right}_proj" for left, right in apart.items()}
+            rules += under(theirs, ours, names)
+    return Tensors(
+        (*AROUND_LAYERS, *NORMS, *rules, *NETWORK, *EXPERTS, *STACKED_EXPERTS, *SHARED),
+        dropped=FREQUENCIES | {r"mtp\..+": "predicts further tokens, for training and drafting"},
+    )
+
+
+def _under(ours: str, names: str) -> list[str]:
+    return [f"{ours}{name}_proj" for name in names.split()]
+
+
+FAMILIES = (
+    Family(
+        "qwen3_next",
+        "Qwen3Next",
+        partial(read, dense=True, sparse=True),
+        partial(tensors, joined=True),
+        defaults={
+            **_DEFAULTS,
+            **_EXPERTS,
+            "intermediate_size": 5632,
+            "num_experts": 512,
+            "num_experts_per_tok": 10,
+            "norm_topk_prob": True,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": None,
+        },
+        write=write,
+        harmless=HARMLESS,
+    ),
+    Family(
+        "qwen3_5_text",
+        "Qwen3_5",
+        partial(read, dense=True, sparse=False),
+        partial(tensors, joined=False),
+        defaults={**_DEFAULTS, "num_key_value_heads": 4, "intermediate_size": 12_288},
+        write=write,
+    ),
+    Family(
+        "qwen3_5_moe_text",
+        "Qwen3_5Moe",
+        partial(read, dense=False, sparse=True),
+        partial(tensors, joined=False),
+        defaults={
+            **_DEFAULTS,
+            **_EXPERTS,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+        },
+        write=partial(write, mixed=False),
+        harmless=HARMLESS,
+    ),
+)

@@ -1,0 +1,55 @@
+from typing import Any
+
+from harness import TIED, Case, rope
+
+_SIZES: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 6,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+}
+_EXPERTS = {
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 24,
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+}
+_SPARSE = {**_SIZES, **_EXPERTS, "intermediate_size": None}
+_SECTIONS = rope(
+    "default", partial_rotary_factor=0.5, mrope_section=[1, 1, 0], mrope_interleaved=True
+)
+# transformers takes states in chunks of 64 tokens, in float32: over all options its logits are up
+# to 4.0e-4 standard deviations from those of our model in float64, ours in float32 up to 2.0e-4.
+_LONG: dict[str, Any] = {"tokens": 80, "error": 6e-4}
+
+CASES = (
+    Case(
+        "qwen3_next",
+        {**_SIZES, **_EXPERTS},
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"linear_conv_kernel_dim": 2}),
+            ({}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2}, {"norm_topk_prob": False}),
+            ({}, {"layer_types": None, "num_hidden_layers": 4, "full_attention_interval": 2}),
+            ({}, rope("default", partial_rotary_factor=1.0)),
+        ),
+        **_LONG,
+    ),
+    Case(
+        "qwen3_5_text",
+        _SIZES,
+        axes=(TIED, ({}, {"attention_bias": True}), ({}, _SECTIONS)),
+        **_LONG,
+    ),
+    Case(
+        "qwen3_5_moe_text",
+        _SPARSE,
+        axes=(TIED, ({}, {"num_experts_per_tok": 1}), ({}, _SECTIONS)),
+        **_LONG,
+    ),
+)
