@@ -31,6 +31,7 @@ from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig, RopeType
+from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
 
@@ -67,6 +68,7 @@ __all__ = [
     "RelativeBiasConfig",
     "RopeConfig",
     "RopeType",
+    "ShortConvolutionConfig",
     "SinusoidConfig",
     "SparseLatentAttentionConfig",
     "State",

@@ -17,6 +17,7 @@ from polyhead.config import (
     NormConfig,
     QKNormConfig,
     RopeConfig,
+    ShortConvolutionConfig,
     SparseLatentAttentionConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
@@ -32,6 +33,7 @@ from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.transformer_layer import TransformerLayer
 
@@ -63,6 +65,8 @@ __all__ = [
     "RMSNorm",
     "RoPE",
     "RopeConfig",
+    "ShortConvolution",
+    "ShortConvolutionConfig",
     "SinusoidalPositions",
     "SparseLatentAttention",
     "SparseLatentAttentionConfig",

@@ -1,4 +1,4 @@
-"""Gated DeltaNet: transformers' layer, caches of its state, models that mix it with attention."""
+"""Layers that remember a state: transformers' layers, caches, models beside attention."""
 
 from __future__ import annotations
 
@@ -19,15 +19,36 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
-from polyhead.layers.gated_attention import GatedAttentionConfig
-from polyhead.layers.gated_delta_net import GatedDeltaNet, GatedDeltaNetConfig
+from polyhead.layers import (
+    GatedAttentionConfig,
+    GatedDeltaNet,
+    GatedDeltaNetConfig,
+    ShortConvolution,
+    ShortConvolutionConfig,
+)
+from polyhead.layers.recurrent import RecurrentLayer
+from polyhead.layers.registry import build_attention
 from polyhead.models import Transformer
 
 E = 24
 CONFIG = GatedDeltaNetConfig(4, 2, head_k_dim=8, head_v_dim=6)
 
 
-def layer(dtype: torch.dtype = torch.float32) -> GatedDeltaNet:
+KINDS: dict[str, HeadLayout] = {
+    "gated DeltaNet": CONFIG,
+    "short convolution": ShortConvolutionConfig(width=20, conv_kernel=4, bias=True),
+}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def layer(kind: str, dtype: torch.dtype = torch.float32) -> RecurrentLayer:
+    torch.manual_seed(0)
+    made = build_attention(E, KINDS[kind]).to(dtype).eval()
+    assert isinstance(made, RecurrentLayer)
+    return made
+
+
+def delta_net(dtype: torch.dtype = torch.float32) -> GatedDeltaNet:
     torch.manual_seed(0)
     return GatedDeltaNet.from_config(E, CONFIG).to(dtype).eval()
 
@@ -69,13 +90,13 @@ def theirs(mine: GatedDeltaNet) -> torch.nn.Module:
 
 
 def test_it_equals_transformers_and_so_do_its_gradients():
-    mine = layer()
+    mine = delta_net()
     torch.nn.init.uniform_(mine.norm.weight, 0.5, 1.5)
     torch.nn.init.uniform_(mine.dt_bias, -1.0, 1.0)
     other, x = theirs(mine), tokens(2, 150)  # more than a chunk of 64
     found, wanted = mine(x, mask=ph.Causal()), other(x)
     torch.testing.assert_close(found, wanted, atol=2e-6, rtol=2e-5)
-    exact = layer(torch.float64)
+    exact = delta_net(torch.float64)
     exact.load_state_dict(mine.state_dict())
     best = exact(x.double(), mask=ph.Causal())
     for name in ("A_log", "dt_bias", "conv_weight"):
@@ -95,11 +116,12 @@ def test_it_equals_transformers_and_so_do_its_gradients():
         torch.testing.assert_close(mine(x, mask=ph.Causal()), wanted, atol=2e-6, rtol=2e-5)
 
 
+@each_kind
 @torch.no_grad()
-def test_chunks_through_a_cache_equal_one_pass():
-    mine, x = layer(torch.float64), tokens(2, 90, torch.float64)
+def test_chunks_through_a_cache_equal_one_pass(kind):
+    mine, x = layer(kind, torch.float64), tokens(2, 90, torch.float64)
     whole = mine(x, mask=ph.Causal())
-    cache, done, found = LayerCache(CONFIG.memories, spare=2), 0, []
+    cache, done, found = LayerCache(mine.config.memories, spare=2), 0, []
     for count in (70, 1, 3, 1, 15):
         found.append(mine(x[:, done : done + count], mask=ph.Causal(), cache=cache))
         done += count
@@ -117,9 +139,10 @@ def test_chunks_through_a_cache_equal_one_pass():
     )
 
 
+@each_kind
 @torch.no_grad()
-def test_rows_with_padding_equal_rows_alone():
-    mine, x = layer(), tokens(3, 12)
+def test_rows_with_padding_equal_rows_alone(kind):
+    mine, x = layer(kind), tokens(3, 12)
     x[0, 7:] = x[1, :5] = torch.nan
     lengths = torch.tensor([7, 12, 12])
     right = mine(x[::2], mask=ph.Causal() & ph.KeyLengths(lengths[::2]))
@@ -131,7 +154,7 @@ def test_rows_with_padding_equal_rows_alone():
     left = mine(x[1:], mask=ph.Causal(), positions=positions)
     alone = mine(x[1:2, 5:], mask=ph.Causal())
     torch.testing.assert_close(left[:1, 5:], alone)
-    cache = LayerCache(CONFIG.memories)
+    cache = LayerCache(mine.config.memories)
     cached = mine(x[1:], mask=ph.Causal(), positions=positions, cache=cache)
     torch.testing.assert_close(cached, left)
     assert cache.lengths == [7, 12]
@@ -144,7 +167,8 @@ def hybrid() -> TransformerConfig:
     """Qwen3-Next's pattern: attention after every third state."""
     full = GatedAttentionConfig(4, 2, 8, rope=RopeConfig(dim=4))
     network = FeedForwardConfig(40, "silu", gated=True, bias=False)
-    layers = [LayerConfig(attention, network) for attention in (CONFIG, CONFIG, full)]
+    kinds = *KINDS.values(), full
+    layers = [LayerConfig(attention, network) for attention in kinds]
     return TransformerConfig("decoder", 50, E, 256, tuple(layers))
 
 
@@ -181,7 +205,7 @@ def test_planned_bytes_and_parameters_are_those_held(tmp_path):
 
 
 def test_what_a_state_cannot_do_is_refused_by_name():
-    mine, x, causal = layer(), tokens(1, 3), ph.Causal()
+    mine, x, causal = delta_net(), tokens(1, 3), ph.Causal()
     with pytest.raises(ValueError, match="is causal: got mask=None; pass mask=Causal"):
         mine(x)
     with pytest.raises(UnsupportedError, match=r"cannot hide single tokens: got Window"):
@@ -199,12 +223,43 @@ def test_what_a_state_cannot_do_is_refused_by_name():
         dataclasses.replace(CONFIG, num_key_heads=3)
     with pytest.raises(ConfigError, match="no rotary positions"):
         dataclasses.replace(CONFIG, rope=RopeConfig())
+    with pytest.raises(ConfigError, match="a short convolution has one head and no rope"):
+        ShortConvolutionConfig(2, width=4)
+    with pytest.raises(ConfigError, match="conv_kernel must be a whole number"):
+        ShortConvolution(E, conv_kernel=1)
     assert isinstance(ModelCache.for_config(hybrid()).layers[0], LayerCache)
     assert issubclass(GatedDeltaNetConfig, HeadLayout)
 
 
+@each_kind
 @torch.no_grad()
-def test_edits_of_heads_reach_the_output():
-    mine, x = layer(), tokens(1, 5)
+def test_edits_of_heads_reach_the_output(kind):
+    mine, x = layer(kind), tokens(1, 5)
+    nothing = mine.o_proj.bias
     with mine.register_head_edit(torch.zeros_like):
-        assert not mine(x, mask=ph.Causal()).any()
+        found = mine(x, mask=ph.Causal())
+    assert torch.equal(found, torch.zeros_like(x) if nothing is None else nothing.expand_as(x))
+
+
+@each_kind
+@torch.no_grad()
+def test_bits_do_not_depend_on_chunks_or_neighbours_in_batch_invariant_mode(kind):
+    mine, x = layer(kind), tokens(2, 70)
+    with ph.batch_invariant():
+        whole = mine(x, mask=ph.Causal())
+        assert torch.equal(mine(x[1:], mask=ph.Causal()), whole[1:])
+
+
+def test_a_short_convolution_is_that_of_torch():
+    mine, x = (
+        ShortConvolution(E, width=20, conv_kernel=4, bias=True).double(),
+        tokens(2, 9).double(),
+    )
+    b, c, h = mine.in_proj(x).chunk(3, dim=-1)
+    padded = torch.nn.functional.pad(b * h, (0, 0, 3, 0))
+    mixed = torch.nn.functional.conv1d(
+        padded.mT, mine.conv_weight[:, None], mine.conv_bias, groups=20
+    )
+    torch.testing.assert_close(mine(x, mask=ph.Causal()), mine.o_proj(c * mixed.mT))
+    loss = mine(x, mask=ph.Causal()).square().sum()
+    assert all(grad.any() for grad in torch.autograd.grad(loss, [*mine.parameters()]))
