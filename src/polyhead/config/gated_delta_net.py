@@ -22,6 +22,8 @@ class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
         head_v_dim: Features V of a value.
         conv_kernel: Tokens that the convolution sees, the current one included; at least 2.
         norm_eps: Of the RMSNorm over a head's output.
+        allow_neg_eigval: Whether β reaches from 0 to 2, not 1: a state may then change its sign
+            along a key (Grazzi et al. 2024, arXiv 2411.12537).
 
     Raises:
         ConfigError: Sizes that do not go together, or what a state has no use for.
@@ -32,6 +34,7 @@ class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
     head_v_dim: int
     conv_kernel: int = 4
     norm_eps: float = 1e-6
+    allow_neg_eigval: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_key_heads", "head_k_dim", "head_v_dim"):

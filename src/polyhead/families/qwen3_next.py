@@ -29,9 +29,9 @@ from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import Plain
-from polyhead.families.common.reading import FULL, read_layer_types, read_network
+from polyhead.families.common.reading import FULL, LINEAR, read_layer_types, read_network
 from polyhead.families.common.rope import stated_length, write_rope
-from polyhead.families.common.steps import At, Pieces, Shaped, Step
+from polyhead.families.common.steps import At, Pieces, QKVOfStates, Shaped, Step
 from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.deepseek import STACKED_EXPERTS
@@ -44,7 +44,6 @@ from polyhead.families.qwen_moe import (
     write_experts,
 )
 
-LINEAR = "linear_attention"
 _EVERY = 4
 _DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 16,
@@ -132,24 +131,6 @@ class QueryAndGate(Pieces):
         heads = at.attention.num_heads
         parts = [each.reshape(heads, -1, *each.shape[1:]) for each in tensors]
         return torch.stack(parts, dim=1).flatten(0, 2)
-
-
-@dataclass(frozen=True)
-class QKVOfStates(Pieces):
-    """Cut into the rows of all queries, all keys, all values of a DeltaNet layer."""
-
-    moves_rows: ClassVar[bool] = True
-
-    def count(self, at: At) -> int:
-        return 3
-
-    def to_ours(self, tensor: Tensor, at: At) -> Sequence[Tensor]:
-        a = at.attention
-        keys = a.num_key_heads * a.head_k_dim
-        sizes = [keys, keys, a.num_heads * a.head_v_dim]
-        if tensor.shape[0] != sum(sizes):
-            return tensor.tensor_split(3)
-        return torch.split(tensor, sizes)
 
 
 def read(keys: Keys, *, dense: bool, sparse: bool) -> TransformerConfig:

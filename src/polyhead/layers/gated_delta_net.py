@@ -41,6 +41,7 @@ class GatedDeltaNet(RecurrentLayer):
         head_v_dim: V, features of a value; default K.
         conv_kernel: Tokens that the convolution sees.
         norm_eps: Of the RMSNorm over a head's output.
+        allow_neg_eigval: Whether β reaches from 0 to 2, not 1.
 
     Attributes:
         config: Everything above as data; it cannot be assigned.
@@ -64,6 +65,7 @@ class GatedDeltaNet(RecurrentLayer):
         head_v_dim: int | None = None,
         conv_kernel: int = 4,
         norm_eps: float = 1e-6,
+        allow_neg_eigval: bool = False,
     ) -> None:
         super().__init__()
         config = GatedDeltaNetConfig(
@@ -73,6 +75,7 @@ class GatedDeltaNet(RecurrentLayer):
             head_k_dim if head_v_dim is None else head_v_dim,
             conv_kernel,
             norm_eps,
+            allow_neg_eigval,
         )
         self._begin(embed_dim, config)
         self._build(None)
@@ -130,7 +133,8 @@ class GatedDeltaNet(RecurrentLayer):
         precise = torch.promote_types(x.dtype, torch.float32)
         steps = F.softplus(decay.to(precise) + self.dt_bias.to(precise))
         decay = -self.A_log.to(precise).exp() * steps
-        return q, k, as_heads(v, c.num_heads), decay.mT, beta.sigmoid().mT
+        beta = 2.0 * beta.sigmoid() if c.allow_neg_eigval else beta.sigmoid()
+        return q, k, as_heads(v, c.num_heads), decay.mT, beta.mT
 
     def _projected(self, x: Tensor, heads: Tensor) -> Tensor:
         """The output of heads ``[B, H, T, V]``."""

@@ -1,7 +1,7 @@
 from typing import Any
 
 from gguf_files import GgufCase, paired
-from harness import TIED, Case, ropes
+from harness import TIED, Case, rope, ropes
 
 from cases.llama_like import windows
 
@@ -33,5 +33,26 @@ CASES = (
         {"sliding_window": 7},
         axes=(TIED, ({}, {"layer_types": _KINDS}, {"attention_bias": True})),
         gguf=GgufCase("olmo2", windows, options={"layer_types": _KINDS}),
+    ),
+    Case(
+        "olmo_hybrid",
+        {
+            "num_hidden_layers": 3,
+            "linear_num_value_heads": 4,
+            "linear_num_key_heads": 2,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 6,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "max_position_embeddings": 128,
+        },
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"linear_conv_kernel_dim": 2}),
+            ({}, {"linear_allow_neg_eigval": False}, {"layer_types": None}),
+            ({}, {"linear_num_key_heads": None, "linear_value_head_dim": None}),
+            ({}, rope("linear", factor=4.0), {"rope_parameters": None}),
+        ),
+        tokens=80,
+        error=6e-4,  # as of qwen3_next
     ),
 )

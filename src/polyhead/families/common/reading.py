@@ -35,6 +35,7 @@ ACTIVATIONS: Mapping[str, Activation] = {
 }
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
+LINEAR = "linear_attention"
 
 # Endings of class names with a language model's head.
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")

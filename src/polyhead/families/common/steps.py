@@ -272,6 +272,24 @@ class QKVPerGroup(Pieces):
 
 
 @dataclass(frozen=True)
+class QKVOfStates(Pieces):
+    """Cut into the rows of all queries, all keys, all values of a DeltaNet layer."""
+
+    moves_rows: ClassVar[bool] = True
+
+    def count(self, at: At) -> int:
+        return 3
+
+    def to_ours(self, tensor: Tensor, at: At) -> Sequence[Tensor]:
+        a = at.attention
+        keys = a.num_key_heads * a.head_k_dim
+        sizes = [keys, keys, a.num_heads * a.head_v_dim]
+        if tensor.shape[0] != sum(sizes):
+            return tensor.tensor_split(3)
+        return torch.split(tensor, sizes)
+
+
+@dataclass(frozen=True)
 class Alternating(Pieces):
     """Cut rows that take turns: 0, 2, 4, ... and 1, 3, 5, ..."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyhead.families.common.steps import RotaryPairs
+from polyhead.families.common.steps import QKVOfStates, RotaryPairs, Shaped
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 AROUND_LAYERS = (
@@ -84,3 +84,14 @@ PAIRED = DECODER.extended(
     )
 )
 """Llama's names, with rotary pairs side by side."""
+
+
+def joined_convolution(theirs: str, ours: str) -> Rule:
+    """Three convolutions, of queries, keys and values, which are one here."""
+    return Rule(
+        theirs + "{part}_conv1d.weight",
+        ours + "conv_weight",
+        Shaped((1,)),
+        parts="qkv",
+        cut=QKVOfStates(),
+    )

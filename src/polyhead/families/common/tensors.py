@@ -3,7 +3,7 @@
 A rule names a *module*, whose leaf (``weight``, ``bias``) stays, or a whole tensor. ``{i}`` stands
 for a layer's number, ``{j}`` for an expert's. A rule with several of polyhead's names cuts a fused
 tensor; ``{j}`` on polyhead's side alone cuts stacked experts, on the file's side alone it stacks
-tensors (a norm for each head).
+tensors (a norm for each head). ``{part}`` on the file's side joins tensors with names of their own.
 """
 
 from __future__ import annotations
@@ -31,17 +31,31 @@ class Rule:
         theirs: The file's name, without the table's prefix.
         ours: polyhead's name, or the names of the tensors that it becomes.
         steps: What happens on the way, in the order of reading.
+        parts: What ``{part}`` stands for, in the order in which rows are joined.
+        cut: Cuts polyhead's tensor into these parts again, by its ``to_ours``.
     """
 
-    def __init__(self, theirs: str, ours: str | Sequence[str], *steps: Step | Each) -> None:
+    def __init__(
+        self,
+        theirs: str,
+        ours: str | Sequence[str],
+        *steps: Step | Each,
+        parts: Sequence[str] = (),
+        cut: Step | None = None,
+    ) -> None:
         self.theirs = theirs
         self.ours = (ours,) if isinstance(ours, str) else tuple(ours)
-        self.steps = steps
+        self.steps, self.parts, self.cut = steps, tuple(parts), cut
 
     @property
     def stacks(self) -> bool:
         """Whether several tensors of the file become one, in the order of ``{j}``."""
         return "{j}" in self.theirs and not any("{j}" in name for name in self.ours)
+
+    @property
+    def their_names(self) -> tuple[str, ...]:
+        """The file's names, one for each part."""
+        return tuple(self.theirs.replace("{part}", part) for part in self.parts) or (self.theirs,)
 
     def with_(self, theirs: str, *steps: Step | Each) -> Rule:
         """The same under another name of the file, with other steps."""
@@ -60,11 +74,16 @@ class Rule:
 
 @dataclass(frozen=True)
 class Found:
-    """A name that a rule knows: the numbers in it and the leaf that the rule does not name."""
+    """A name that a rule knows: the numbers in it and the leaf that the rule does not name.
+
+    Attributes:
+        part: Which of the rule's names on that side.
+    """
 
     rule: Rule
     numbers: Mapping[str, str]
     leaf: str
+    part: int = 0
 
 
 @dataclass(frozen=True)
@@ -103,6 +122,7 @@ class Tensors:
         state: dict[str, Tensor] = {}
         names: dict[str, str] = {}
         stacks: dict[str, dict[int, Tensor]] = {}
+        joined: dict[str, int] = {}
         for name, tensor in tensors.items():
             if self.is_dropped(name):
                 continue
@@ -114,9 +134,11 @@ class Tensors:
             for ours, made in _made(
                 self._respelt(found), tensor, config, f"{where}: {shortened(name)}"
             ):
-                if found.rule.stacks:
-                    stacks.setdefault(ours, {})[int(found.numbers["j"])] = made
+                if found.rule.stacks or found.rule.parts:
+                    number = found.part if found.rule.parts else int(found.numbers["j"])
+                    stacks.setdefault(ours, {})[number] = made
                     names[ours] = name
+                    joined[ours] = len(found.rule.parts)
                     continue
                 if ours in state and not torch.equal(state[ours], made):
                     raise CheckpointError(
@@ -126,7 +148,7 @@ class Tensors:
                 if ours not in state:
                     state[ours], names[ours] = made, name
         for ours, parts in stacks.items():
-            state[ours] = _stacked(parts, f"{where}: {shortened(names[ours])}")
+            state[ours] = _stacked(parts, joined[ours], f"{where}: {shortened(names[ours])}")
         return state, names
 
     def to_theirs(
@@ -162,6 +184,12 @@ class Tensors:
                 for j, part in enumerate(state[name]):
                     theirs = prefix + rule.theirs.format(**numbers, j=j) + found.leaf
                     written[theirs] = backward(rule.steps, [part], at)
+                continue
+            if rule.cut is not None:
+                pieces = rule.cut.to_ours(state[name], at)
+                for theirs, piece in zip(rule.their_names, pieces, strict=True):
+                    theirs = prefix + theirs.format(**numbers) + found.leaf
+                    written[theirs] = backward(rule.steps, [piece], at)
                 continue
             theirs = prefix + rule.theirs.format(**numbers) + found.leaf
             written[theirs] = backward(rule.steps, [state[each] for each in names], at)
@@ -205,17 +233,18 @@ class Tensors:
             for pattern in table.get(_NUMBER.sub("#", text), ()):
                 numbers = pattern.numbers(text)
                 if numbers is not None:
-                    return Found(pattern.rule, numbers, rest)
+                    return Found(pattern.rule, numbers, rest, pattern.part)
         return None
 
     @cached_property
     def _by_theirs(self) -> dict[str, list[_Pattern]]:
-        return _table((rule.theirs, rule) for rule in (*self.rules, *self.outside))
+        rules = (*self.rules, *self.outside)
+        return _table((rule, i, name) for rule in rules for i, name in enumerate(rule.their_names))
 
     @cached_property
     def _by_ours(self) -> dict[str, list[_Pattern]]:
         rules = (*self.rules, *self.outside)
-        return _table((name, rule) for rule in rules for name in rule.ours)
+        return _table((rule, i, name) for rule in rules for i, name in enumerate(rule.ours))
 
     @cached_property
     def _dropped(self) -> list[re.Pattern[str]]:
@@ -243,9 +272,11 @@ def _made(
     return zip(rule.our_names(found.numbers, found.leaf, at.experts), tensors, strict=True)
 
 
-def _stacked(parts: Mapping[int, Tensor], named: str) -> Tensor:
-    """Tensors with the numbers 0, 1, 2, ... as one."""
-    missing = next((j for j in range(len(parts)) if j not in parts), None)
+def _stacked(parts: Mapping[int, Tensor], joined: int, named: str) -> Tensor:
+    """Tensors with the numbers 0, 1, 2, ... as one; of ``joined`` many parts the rows."""
+    missing = next((j for j in range(joined or len(parts)) if j not in parts), None)
+    if missing is None and joined:
+        return torch.cat([parts[j] for j in range(joined)])
     shapes = {tuple(part.shape) for part in parts.values()}
     if missing is not None or len(shapes) > 1:
         wrong = "of one shape" if missing is None else f"complete: number {missing} is missing"
@@ -256,8 +287,8 @@ def _stacked(parts: Mapping[int, Tensor], named: str) -> Tensor:
 class _Pattern:
     """A name with ``{i}`` and ``{j}`` in it, matched against names with numbers."""
 
-    def __init__(self, text: str, rule: Rule) -> None:
-        self.rule = rule
+    def __init__(self, text: str, rule: Rule, part: int) -> None:
+        self.rule, self.part = rule, part
         escaped = re.escape(text).replace(r"\{", "{").replace(r"\}", "}")
         self._regex = re.compile(_LETTER.sub(lambda m: f"(?P<{m[0][1]}>\\d+)", escaped))
 
@@ -266,12 +297,12 @@ class _Pattern:
         return None if found is None else found.groupdict()
 
 
-def _table(rules: Iterable[tuple[str, Rule]]) -> dict[str, list[_Pattern]]:
+def _table(rules: Iterable[tuple[Rule, int, str]]) -> dict[str, list[_Pattern]]:
     """Patterns by their name with every number as ``#``, so that few are tried."""
     table: dict[str, list[_Pattern]] = {}
-    for text, rule in rules:
+    for rule, part, text in rules:
         key = _NUMBER.sub("#", _LETTER.sub("0", text))
-        table.setdefault(key, []).append(_Pattern(text, rule))
+        table.setdefault(key, []).append(_Pattern(text, rule, part))
     return table
 
 
