@@ -54,6 +54,7 @@ NAMES = {
     "sparse_latent": "sparse MLA",
     "gated": "gated attention",
     "gated_delta": "gated DeltaNet",
+    "kimi_delta": "Kimi delta attention",
     "short_convolution": "short convolution",
 }
 """Of head layouts, where they are not those of grouped heads."""

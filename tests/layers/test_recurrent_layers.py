@@ -23,6 +23,8 @@ from polyhead.layers import (
     GatedAttentionConfig,
     GatedDeltaNet,
     GatedDeltaNetConfig,
+    KimiDeltaAttention,
+    KimiDeltaAttentionConfig,
     ShortConvolution,
     ShortConvolutionConfig,
 )
@@ -36,6 +38,7 @@ CONFIG = GatedDeltaNetConfig(4, 2, head_k_dim=8, head_v_dim=6)
 
 KINDS: dict[str, HeadLayout] = {
     "gated DeltaNet": CONFIG,
+    "Kimi delta attention": KimiDeltaAttentionConfig(3, 3, 8, 8, gate_rank=5),
     "short convolution": ShortConvolutionConfig(width=20, conv_kernel=4, bias=True),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -227,6 +230,9 @@ def test_what_a_state_cannot_do_is_refused_by_name():
         ShortConvolutionConfig(2, width=4)
     with pytest.raises(ConfigError, match="conv_kernel must be a whole number"):
         ShortConvolution(E, conv_kernel=1)
+    with pytest.raises(ConfigError, match="a key for each state: got num_key_heads=2"):
+        KimiDeltaAttentionConfig(4, 2, 8, 8)
+    assert KimiDeltaAttention(E, 2, 8).config.rank == 8
     assert isinstance(ModelCache.for_config(hybrid()).layers[0], LayerCache)
     assert issubclass(GatedDeltaNetConfig, HeadLayout)
 

@@ -20,7 +20,7 @@ from polyhead.config.embedding import (
 )
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
-from polyhead.config.gated_delta_net import GatedDeltaNetConfig
+from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
@@ -53,6 +53,7 @@ __all__ = [
     "HeadTransformConfig",
     "IndexerConfig",
     "InitialConfig",
+    "KimiDeltaAttentionConfig",
     "LatentAttentionConfig",
     "LayerConfig",
     "Memory",

@@ -108,3 +108,63 @@ class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
         return replace(
             self, num_key_heads=max(g for g in range(1, most + 1) if not self.num_heads % g)
         )
+
+
+@dataclass(frozen=True)
+class KimiDeltaAttentionConfig(GatedDeltaNetConfig, kind="kimi_delta"):
+    """``GatedDeltaNetConfig`` with a decay for each feature of a key (Kimi Linear, 2025).
+
+    Attributes:
+        gate_rank: Features through which decays and gates are made; None: ``head_v_dim``.
+
+    Raises:
+        ConfigError: Sizes that do not go together.
+    """
+
+    gate_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate_rank is not None:
+            check_whole("gate_rank", self.gate_rank)
+        if self.num_key_heads != self.num_heads:
+            raise ConfigError(
+                "Kimi delta attention has a key for each state: got num_key_heads="
+                f"{self.num_key_heads}, num_heads={self.num_heads}"
+            )
+
+    @property
+    def layout(self) -> str:
+        return "Kimi delta attention"
+
+    @property
+    def rank(self) -> int:
+        """Features through which decays and gates are made."""
+        return self.head_v_dim if self.gate_rank is None else self.gate_rank
+
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
+        E, H, K, V, R = embed_dim, self.num_heads, self.head_k_dim, self.head_v_dim, self.rank
+        for size in (
+            K * E,
+            K * E,
+            V * E,
+            E,
+            V * E,
+            K * R,
+            V * R,
+        ):  # q, k, v, β, output, decay, gate
+            yield ParameterGroup("attention", H, size)
+        yield ParameterGroup("attention", 1, 2 * R * E)
+        yield ParameterGroup("attention", 1, self.channels * self.conv_kernel, as_numbers=True)
+        yield ParameterGroup("attention", H, 1 + K, multiplied=False)
+        yield ParameterGroup("norms", 1, V, multiplied=False)
+
+    def peak_activation_elements(
+        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
+    ) -> int:
+        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
+        dense = super().peak_activation_elements(embed_dim, half=half, **given)
+        return dense + 3 * self.num_heads * self.head_k_dim  # decays in float32
+
+    def with_num_kv_heads(self, num_kv_heads: int) -> KimiDeltaAttentionConfig:
+        return self

@@ -73,6 +73,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "gated": "polyhead.config.gated_attention",
         "differential": "polyhead.layers.differential_attention",
         "gated_delta": "polyhead.config.gated_delta_net",
+        "kimi_delta": "polyhead.config.gated_delta_net",
         "short_convolution": "polyhead.config.short_convolution",
     }
 

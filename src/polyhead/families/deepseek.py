@@ -91,7 +91,7 @@ V32_DEFAULTS: Mapping[str, Any] = {
 }
 
 # Keys of the mixture, also in files without sparse layers.
-_MIXTURE_KEYS = (
+MIXTURE_KEYS = (
     "moe_intermediate_size",
     "n_routed_experts",
     "n_shared_experts",
@@ -192,15 +192,13 @@ def read(
         bias=keys.flag("mlp_bias") if scoring == "softmax" else False,
     )
     kinds = keys.texts("mlp_layer_types", []) if sparse_attention else []
-    dense_layers = _dense_layers(keys, num_layers, kinds)
+    are_dense = dense_layers(keys, num_layers, kinds)
     sparse: FeedForwardConfig | MixtureConfig = dense
-    if not all(dense_layers):
-        sparse = _read_mixture(keys, scoring, dense)
-    for key in _MIXTURE_KEYS:
+    if not all(are_dense):
+        sparse = read_mixture(keys, scoring, dense)
+    for key in MIXTURE_KEYS:
         keys.take(key, None)
-    layers = [
-        LayerConfig(attention, dense if is_dense else sparse, norm) for is_dense in dense_layers
-    ]
+    layers = [LayerConfig(attention, dense if is_dense else sparse, norm) for is_dense in are_dense]
     return read_decoder(keys, layers, max_positions=_reach(attention, max_positions), norm=norm)
 
 
@@ -216,10 +214,10 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     if mixtures != [*range(first, len(networks))]:
         kinds = ["sparse" if i in mixtures else "dense" for i in range(len(networks))]
         values["mlp_layer_types"] = kinds
-    return values | (_write_mixture(networks[mixtures[0]]) if mixtures else {})
+    return values | (write_mixture(networks[mixtures[0]]) if mixtures else {})
 
 
-def _dense_layers(keys: Keys, num_layers: int, kinds: list[str]) -> list[bool]:
+def dense_layers(keys: Keys, num_layers: int, kinds: list[str]) -> list[bool]:
     """Which layers have a dense network: those that a list names, or the first few."""
     first = keys.whole("first_k_dense_replace")
     if first < 0:
@@ -325,9 +323,10 @@ def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
     return attention
 
 
-def _read_mixture(
+def read_mixture(
     keys: Keys, scoring: Literal["softmax", "sigmoid"], dense: FeedForwardConfig
 ) -> MixtureConfig:
+    """The experts, with the activation of dense networks."""
     sigmoid, width = scoring == "sigmoid", keys.whole("moe_intermediate_size")
     methods = ("noaux_tc",) if sigmoid else ("greedy", "group_limited_greedy")
     method = keys.take("topk_method")
@@ -355,7 +354,7 @@ def _read_mixture(
     )
 
 
-def _write_mixture(mixture: FeedForwardConfig | MixtureConfig) -> dict[str, Any]:
+def write_mixture(mixture: FeedForwardConfig | MixtureConfig) -> dict[str, Any]:
     if not isinstance(mixture, MixtureConfig):
         return {}
     width = mixture.expert.hidden_dim

@@ -8,7 +8,6 @@ _LINEAR = "some of its layers are linear attention with a recurrent state, not s
 _STATE_SPACE = "its layers are state-space models, not attention"
 
 REFUSED: Mapping[str, str] = {
-    "kimi_linear": _LINEAR,
     "minimax": _LINEAR,
     "recurrent_gemma": "some of its layers are linear recurrences, not attention",
     "jamba": "most of its layers are state-space models, not attention",

@@ -11,6 +11,7 @@ from polyhead.config import (
     GatedAttentionConfig,
     GatedDeltaNetConfig,
     IndexerConfig,
+    KimiDeltaAttentionConfig,
     LatentAttentionConfig,
     LayerConfig,
     MixtureConfig,
@@ -29,6 +30,7 @@ from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
+from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
@@ -52,6 +54,8 @@ __all__ = [
     "GatedDeltaNetConfig",
     "HookHandle",
     "IndexerConfig",
+    "KimiDeltaAttention",
+    "KimiDeltaAttentionConfig",
     "LatentAttentionConfig",
     "LayerConfig",
     "LayerNorm",

@@ -87,14 +87,20 @@ class GatedDeltaNet(RecurrentLayer):
         self.q_proj = nn.Linear(embed_dim, G * K, bias=False)
         self.k_proj = nn.Linear(embed_dim, G * K, bias=False)
         self.v_proj = nn.Linear(embed_dim, H * V, bias=False)
-        self.gate_proj = nn.Linear(embed_dim, H * V, bias=False)
         self.beta_proj = nn.Linear(embed_dim, H, bias=False)
-        self.decay_proj = nn.Linear(embed_dim, H, bias=False)
         self.o_proj = nn.Linear(H * V, embed_dim, bias=False)
         self.conv_weight = nn.Parameter(torch.empty(config.channels, config.conv_kernel))
-        self.A_log, self.dt_bias = nn.Parameter(torch.empty(H)), nn.Parameter(torch.empty(H))
+        self.A_log = nn.Parameter(torch.empty(H))
         self.norm = build_norm(V, NormConfig(eps=config.norm_eps))
+        self._build_gates()
         self.reset_parameters()
+
+    def _build_gates(self) -> None:
+        """What decays and gates are made of."""
+        H, V = self.config.num_heads, self.config.head_v_dim
+        self.gate_proj = nn.Linear(self.embed_dim, H * V, bias=False)
+        self.decay_proj = nn.Linear(self.embed_dim, H, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(H))
 
     def reset_parameters(self) -> None:
         """Draws the convolution and decays anew: exp(A) from 0.01 to 16, dt 1. Projections stay."""
@@ -117,7 +123,8 @@ class GatedDeltaNet(RecurrentLayer):
         return torch.cat(fused.linears(x, self.q_proj, self.k_proj, self.v_proj), dim=-1)
 
     def _arguments(self, x: Tensor, inputs: Tensor) -> tuple[Tensor, ...]:
-        """q, k ``[B, G, T, K]``, v ``[B, H, T, V]``, decay and β ``[B, H, T]``.
+        """q, k ``[B, G, T, K]``, v ``[B, H, T, V]``, decay and β ``[B, H, T]`` (decays may be for
+        each feature too).
 
         Args:
             x: ``[B, T, E]``.
@@ -129,19 +136,26 @@ class GatedDeltaNet(RecurrentLayer):
         widths = [keys, keys, c.num_heads * c.head_v_dim]
         q, k, v = torch.split(F.silu(mixed), widths, dim=-1)
         q, k = (_unit(as_heads(each, c.num_key_heads)) for each in (q, k))
-        beta, decay = fused.linears(x, self.beta_proj, self.decay_proj)
+        beta = linear(x, self.beta_proj).sigmoid().mT
+        if c.allow_neg_eigval:
+            beta = 2.0 * beta
+        return q, k, as_heads(v, c.num_heads), self._decays(x), beta
+
+    def _decays(self, x: Tensor) -> Tensor:
+        """``[B, H, T]`` logarithms, in float32 or more."""
         precise = torch.promote_types(x.dtype, torch.float32)
-        steps = F.softplus(decay.to(precise) + self.dt_bias.to(precise))
-        decay = -self.A_log.to(precise).exp() * steps
-        beta = 2.0 * beta.sigmoid() if c.allow_neg_eigval else beta.sigmoid()
-        return q, k, as_heads(v, c.num_heads), decay.mT, beta.mT
+        steps = F.softplus(linear(x, self.decay_proj).to(precise) + self.dt_bias.to(precise))
+        return (-self.A_log.to(precise).exp() * steps).mT
+
+    def _gates(self, x: Tensor) -> Tensor:
+        """``[B, T, H · V]``, in float32 or more."""
+        gates = linear(x, self.gate_proj)
+        return F.silu(gates.to(torch.promote_types(gates.dtype, torch.float32)))
 
     def _projected(self, x: Tensor, heads: Tensor) -> Tensor:
         """The output of heads ``[B, H, T, V]``."""
-        gates = linear(x, self.gate_proj)
-        gates = F.silu(gates.to(torch.promote_types(gates.dtype, torch.float32)))
         normed = self.norm(heads.transpose(1, 2)).flatten(2)
-        gated = as_heads((normed * gates).to(x.dtype), self.config.num_heads)
+        gated = as_heads((normed * self._gates(x)).to(x.dtype), self.config.num_heads)
         edited = self._edited(gated)
         return linear(edited.transpose(1, 2).flatten(2), self.o_proj)
 

@@ -1,0 +1,46 @@
+from typing import Any
+
+from harness import Case
+
+_SIZES: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 6,
+    "moe_intermediate_size": 20,
+    "num_local_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "linear_head_dim": 32,
+    "linear_num_heads": 2,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
+_STATED = {
+    "layer_types": None,
+    "linear_attn_config": {
+        "head_dim": 24,
+        "num_heads": 3,
+        "short_conv_kernel_size": 3,
+        "full_attn_layers": [1, 3],
+        "kda_layers": [2],
+    },
+}
+
+CASES = (
+    Case(
+        "kimi_linear",
+        _SIZES,
+        axes=(
+            ({}, {"q_lora_rank": 24}, {"attention_bias": True}),
+            ({}, {"mlp_layer_types": ["sparse", "dense", "dense"]}, {"norm_topk_prob": False}),
+            ({}, {"linear_conv_kernel_dim": 2}, _STATED),
+        ),
+        tokens=80,
+        error=6e-4,  # as of qwen3_next
+    ),
+)
