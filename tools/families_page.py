@@ -55,6 +55,7 @@ NAMES = {
     "gated": "gated attention",
     "gated_delta": "gated DeltaNet",
     "kimi_delta": "Kimi delta attention",
+    "mamba2": "Mamba-2",
     "short_convolution": "short convolution",
 }
 """Of head layouts, where they are not those of grouped heads."""

@@ -25,6 +25,8 @@ from polyhead.layers import (
     GatedDeltaNetConfig,
     KimiDeltaAttention,
     KimiDeltaAttentionConfig,
+    Mamba2,
+    Mamba2Config,
     ShortConvolution,
     ShortConvolutionConfig,
 )
@@ -39,6 +41,7 @@ CONFIG = GatedDeltaNetConfig(4, 2, head_k_dim=8, head_v_dim=6)
 KINDS: dict[str, HeadLayout] = {
     "gated DeltaNet": CONFIG,
     "Kimi delta attention": KimiDeltaAttentionConfig(3, 3, 8, 8, gate_rank=5),
+    "Mamba-2": Mamba2Config(4, 2, 8, 6),
     "short convolution": ShortConvolutionConfig(width=20, conv_kernel=4, bias=True),
 }
 each_kind = pytest.mark.parametrize("kind", KINDS)
@@ -232,6 +235,10 @@ def test_what_a_state_cannot_do_is_refused_by_name():
         ShortConvolution(E, conv_kernel=1)
     with pytest.raises(ConfigError, match="a key for each state: got num_key_heads=2"):
         KimiDeltaAttentionConfig(4, 2, 8, 8)
+    with pytest.raises(ConfigError, match="num_groups must divide num_heads"):
+        Mamba2(E, 4, 8, 8, num_groups=3)
+    with pytest.raises(ConfigError, match=r"dt_max must be at least dt_min=0.5"):
+        Mamba2Config(4, 2, 8, 6, dt_min=0.5, dt_max=0.25)
     assert KimiDeltaAttention(E, 2, 8).config.rank == 8
     assert isinstance(ModelCache.for_config(hybrid()).layers[0], LayerCache)
     assert issubclass(GatedDeltaNetConfig, HeadLayout)

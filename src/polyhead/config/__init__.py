@@ -26,6 +26,7 @@ from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Network
+from polyhead.config.mamba2 import Mamba2Config
 from polyhead.config.memories import Memory, PerToken, Pooled, State, Tail
 from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
@@ -56,6 +57,7 @@ __all__ = [
     "KimiDeltaAttentionConfig",
     "LatentAttentionConfig",
     "LayerConfig",
+    "Mamba2Config",
     "Memory",
     "MixtureConfig",
     "Network",

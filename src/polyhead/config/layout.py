@@ -74,6 +74,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "differential": "polyhead.layers.differential_attention",
         "gated_delta": "polyhead.config.gated_delta_net",
         "kimi_delta": "polyhead.config.gated_delta_net",
+        "mamba2": "polyhead.config.mamba2",
         "short_convolution": "polyhead.config.short_convolution",
     }
 

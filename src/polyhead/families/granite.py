@@ -1,17 +1,43 @@
-"""Granite 3 (2024): Llama with four multipliers, and its mixture of experts."""
+"""Granite 3 and 4 (2024, 2025): Llama with four multipliers, its mixture of experts, and hybrids of
+Mamba-2 and attention.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from polyhead.config import EmbeddingConfig, LayerConfig, MixtureConfig, TransformerConfig
+from polyhead.config import (
+    AttentionConfig,
+    EmbeddingConfig,
+    FeedForwardConfig,
+    HeadLayout,
+    LayerConfig,
+    MixtureConfig,
+    NormConfig,
+    RopeConfig,
+    TransformerConfig,
+)
+from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import EXPERTS as GGUF_EXPERTS
 from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
-from polyhead.families.common.rope import reach, read_rope
+from polyhead.families.common.mamba2 import DEFAULTS as MAMBA2
+from polyhead.families.common.mamba2 import HARMLESS as MAMBA2_HARMLESS
+from polyhead.families.common.mamba2 import mamba2_rules, read_mamba2, write_mamba2
+from polyhead.families.common.reading import (
+    FULL,
+    LINEAR,
+    Sizes,
+    read_decoder,
+    read_network,
+    read_rms_norm,
+    read_sizes,
+)
+from polyhead.families.common.rope import reach, read_rope, stated_length, write_rope
 from polyhead.families.common.steps import PerExpert, Rows
 from polyhead.families.common.tables import (
     AROUND_LAYERS,
@@ -39,27 +65,66 @@ EXPERTS = (
 def read(keys: Keys, *, sparse: bool) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
     rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
+    network: Any = read_network(keys, bias=not sparse and keys.flag("mlp_bias"))
+    if sparse:
+        network = _mixture(keys, network)
+    return _decoder(keys, sizes, norm, rope, [_attention(keys, sizes, rope)], network)
+
+
+def read_hybrid(keys: Keys) -> TransformerConfig:
+    sizes, norm, expert = read_sizes(keys), read_rms_norm(keys), read_network(keys)
+    rope: RopeConfig | None = read_rope(keys, sizes.head_dim, sizes.max_positions)
+    kind = keys.take("position_embedding_type")
+    if kind not in (None, "rope", "nope"):
+        raise keys.refused("position_embedding_type", kind, "'rope', 'nope' or null")
+    if kind != "rope":
+        rope = None
+    network: Any = replace(expert, hidden_dim=keys.size("shared_intermediate_size"))
+    experts = keys.whole("num_local_experts", 0)
+    if experts:
+        network = replace(_mixture(keys, expert), shared=network)
+    else:
+        keys.take("num_experts_per_tok", None)
+    state = read_mamba2(keys, sizes.embed_dim, norm.eps)
+    known = {LINEAR: state, "mamba": state, FULL: (full := _attention(keys, sizes, rope))}
+    known["attention"] = full
+    kinds = keys.texts("layer_types", [LINEAR] * sizes.num_layers)
+    if len(kinds) != sizes.num_layers or not {*kinds} <= {*known}:
+        raise keys.refused("layer_types", kinds, f"{sizes.num_layers} of {', '.join(known)}")
+    return _decoder(keys, sizes, norm, rope, [known[kind] for kind in kinds], network)
+
+
+def _attention(keys: Keys, sizes: Sizes, rope: RopeConfig | None) -> AttentionConfig:
     biased = keys.flag("attention_bias")
-    attention = sizes.attention(
+    return sizes.attention(
         qkv_bias=biased,
         out_bias=biased,
         rope=rope,
         scale=keys.number("attention_multiplier"),
         dropout=keys.number("attention_dropout"),
     )
-    network: Any = read_network(keys, bias=not sparse and keys.flag("mlp_bias"))
-    if sparse:
-        network = MixtureConfig(
-            network,
-            keys.whole("num_local_experts"),
-            keys.whole("num_experts_per_tok"),
-            normalize=True,
-        )
-    layer = LayerConfig(attention, network, norm, residual_scale=keys.number("residual_multiplier"))
+
+
+def _mixture(keys: Keys, expert: FeedForwardConfig) -> MixtureConfig:
+    experts, visited = keys.whole("num_local_experts"), keys.whole("num_experts_per_tok")
+    return MixtureConfig(expert, experts, visited, normalize=True)
+
+
+def _decoder(
+    keys: Keys,
+    sizes: Sizes,
+    norm: NormConfig,
+    rope: RopeConfig | None,
+    attentions: Sequence[HeadLayout],
+    network: Any,
+) -> TransformerConfig:
+    """The model of these layers; one stands for all."""
+    scale = keys.number("residual_multiplier")
+    layers = [LayerConfig(each, network, norm, residual_scale=scale) for each in attentions]
     return read_decoder(
         keys,
-        [layer] * sizes.num_layers,
-        max_positions=reach(rope, sizes.max_positions),
+        layers if len(layers) > 1 else layers * sizes.num_layers,
+        max_positions=sizes.max_positions if rope is None else reach(rope, sizes.max_positions),
         norm=norm,
         embedding=EmbeddingConfig(scale=keys.number("embedding_multiplier")),
         logit_scale=1.0 / keys.positive("logits_scaling"),
@@ -67,7 +132,10 @@ def read(keys: Keys, *, sparse: bool) -> TransformerConfig:
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    attention: Any = config.layers[0].attention
+    found: list[Any] = [layer.attention for layer in config.layers]
+    attention = next((each for each in found if each.kind == "heads"), None)
+    if attention is None:
+        raise ConfigError("this family needs a layer of attention: got none")
     network: Any = config.layers[0].feed_forward
     values = {
         "attention_multiplier": attention.head_dim**-0.5
@@ -80,6 +148,60 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     if isinstance(network, MixtureConfig):
         values["num_local_experts"] = network.num_experts
     return values
+
+
+def write_hybrid(config: TransformerConfig) -> dict[str, Any]:
+    found: list[Any] = [layer.attention for layer in config.layers]
+    state = next((each for each in found if each.kind == "mamba2"), None)
+    values = write(config)
+    full = next(each for each in found if each.kind == "heads")
+    network: Any = config.layers[0].feed_forward
+    if state is None:
+        raise ConfigError("this family needs a layer of Mamba-2: got none")
+    expert = getattr(network, "expert", network)
+    values |= {
+        "num_attention_heads": full.num_heads,
+        "num_key_value_heads": full.num_kv_heads,
+        "attention_bias": full.qkv_bias,
+        "attention_dropout": full.dropout,
+        "position_embedding_type": "nope" if full.rope is None else "rope",
+        "layer_types": [FULL if each == full else LINEAR for each in found],
+        "num_local_experts": getattr(network, "num_experts", 0),
+        "intermediate_size": expert.hidden_dim,
+        "shared_intermediate_size": getattr(network, "shared", network).hidden_dim,
+        **write_mamba2(state, config.embed_dim),
+    }
+    if full.rope is None:
+        return values
+    length = stated_length(full.rope, config.max_positions)
+    return values | write_rope(full.rope, full.head_dim) | {"max_position_embeddings": length}
+
+
+def tensors_of_hybrid(values: Mapping[str, Any]) -> Tensors:
+    """Where there are experts, the other network stands beside them."""
+    beside = "layers.{i}.feed_forward." + ("shared." if values.get("num_local_experts") else "")
+    kinds = values.get("layer_types") or []
+    return Tensors(
+        (
+            *AROUND_LAYERS,
+            *NORMS,
+            *EXPERTS,
+            Rule(
+                "layers.{i}.shared_mlp.input_linear.weight",
+                (beside + "gate_proj.weight", beside + "up_proj.weight"),
+                Rows(),
+            ),
+            Rule("layers.{i}.shared_mlp.output_linear", beside + "down_proj"),
+            *(
+                Rule(f"layers.{i}.self_attn.o_proj", f"layers.{i}.attention.o_proj")
+                for i, kind in enumerate(kinds)
+                if kind in (FULL, "attention")
+            ),
+            *mamba2_rules("layers.{i}.mamba.", "layers.{i}.attention."),
+            *ATTENTION,
+        ),
+        dropped=FREQUENCIES,
+    )
 
 
 _DEFAULTS = {
@@ -128,5 +250,22 @@ FAMILIES = (
             steps=PAIRS,
             rules=GGUF_EXPERTS,
         ),
+    ),
+    Family(
+        "granitemoehybrid",
+        "GraniteMoeHybrid",
+        read_hybrid,
+        tensors_of_hybrid,
+        defaults={
+            **_DEFAULTS,
+            **MAMBA2,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "shared_intermediate_size": 1024,
+            "position_embedding_type": None,
+            "layer_types": None,
+        },
+        write=write_hybrid,
+        harmless=MAMBA2_HARMLESS | {"router_aux_loss_coef"},
     ),
 )

@@ -11,7 +11,6 @@ REFUSED: Mapping[str, str] = {
     "minimax": _LINEAR,
     "recurrent_gemma": "some of its layers are linear recurrences, not attention",
     "jamba": "most of its layers are state-space models, not attention",
-    "bamba": "most of its layers are state-space models, not attention",
     "mamba": _STATE_SPACE,
     "mamba2": _STATE_SPACE,
     "falcon_mamba": _STATE_SPACE,

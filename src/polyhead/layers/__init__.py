@@ -14,6 +14,7 @@ from polyhead.config import (
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
     LayerConfig,
+    Mamba2Config,
     MixtureConfig,
     NormConfig,
     QKNormConfig,
@@ -32,6 +33,7 @@ from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
+from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
@@ -61,6 +63,8 @@ __all__ = [
     "LayerNorm",
     "LearnedPositions",
     "LightningIndexer",
+    "Mamba2",
+    "Mamba2Config",
     "MixtureConfig",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
