@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -142,10 +144,18 @@ def test_bits_do_not_depend_on_chunks_or_neighbours_in_batch_invariant_mode():
         assert torch.equal(torch.cat(parts, dim=1), whole)
 
 
-def model() -> Transformer:
-    attention = SparseLatentAttentionConfig(4, **SIZES, q_lora_rank=24, indexer=INDEXER)
+def configuration(*sources: int | None) -> TransformerConfig:
+    """Layers with a selection of their own (None), or of an earlier layer."""
+    own = SparseLatentAttentionConfig(4, **SIZES, q_lora_rank=24, indexer=INDEXER)
     network = FeedForwardConfig(40, "silu", gated=True, bias=False)
-    config = TransformerConfig("decoder", 50, E, 256, (LayerConfig(attention, network),) * 2)
+    layers = (dataclasses.replace(own, selection_of=source) for source in sources)
+    return TransformerConfig(
+        "decoder", 50, E, 256, tuple(LayerConfig(each, network) for each in layers)
+    )
+
+
+def model(*sources: int | None) -> Transformer:
+    config = configuration(*(sources or (None, None)))
     assert TransformerConfig.from_json(config.to_json()) == config
     torch.manual_seed(0)
     return Transformer(config).eval()
@@ -153,8 +163,9 @@ def model() -> Transformer:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["auto", "paged"])
-def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(kind, tmp_path):
-    mine = model()
+@pytest.mark.parametrize("sources", [(None, None), (None, 0, None, 2)], ids=["own", "shared"])
+def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(kind, sources, tmp_path):
+    mine = model(*sources)
     ids = torch.randint(50, (2, 40), generator=torch.Generator().manual_seed(0))
     whole, cache = mine(ids), mine.new_cache(kind=kind, capacity=40)
     parts = [mine(part, cache=cache) for part in ids.split([30, 1, 1, 8], dim=1)]
@@ -248,3 +259,63 @@ def test_what_does_not_go_is_refused_by_name():
     assert SparseLatentAttention(E, 4, q_lora_rank=24, rope=RopeConfig(theta=5.0), **SIZES)
     with pytest.raises(UnsupportedError, match="SparseLatentAttention"):
         check_classes(model(), "context")
+
+
+def selections(mine: Transformer, ids: Tensor) -> list[Tensor]:
+    """The blocks of the mask of every layer's call."""
+    found: list[Tensor] = []
+    handles = [
+        layer.attention.register_attention_hook(
+            lambda record: found.extend(
+                part.blocks for part in record.mask.walk() if isinstance(part, ph.Chosen)
+            )
+        )
+        for layer in mine.layers
+    ]
+    with torch.no_grad():
+        mine(ids)
+    for handle in handles:
+        handle.remove()
+    return found
+
+
+def test_a_layer_reads_the_selection_of_another_within_its_call():
+    mine = model(None, 0, 0, None, 3)
+    ids = torch.randint(50, (2, 20), generator=torch.Generator().manual_seed(0))
+    first, second, third, own, last = selections(mine, ids)
+    assert first is second is third
+    assert own is last
+    assert not torch.equal(first, own)
+    short = ids[:, :TOP]
+    assert not selections(mine, short)  # all keys are read
+    assert mine(short).shape == (2, TOP, 50)
+    with pytest.raises(ValueError, match="reads the selection of layer 0: call it within its mod"):
+        mine.layers[1](tokens(1, 9, dtype=torch.float32))
+
+
+def test_threads_copies_and_recomputation_read_their_own_call():
+    mine = model(None, 0, None, 2)
+    texts = [torch.randint(50, (1, 12 + i), generator=torch.Generator().manual_seed(i))
+             for i in range(16)]  # fmt: skip
+    other = copy.deepcopy(mine)
+    with torch.no_grad():
+        wanted = [mine(ids) for ids in texts]
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda ids: torch.no_grad()(mine)(ids), texts * 4))
+        for got, want in zip(found, wanted * 4, strict=True):
+            torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+        assert torch.equal(other(texts[3]), wanted[3])
+    gradients = []
+    for recompute in (False, True):
+        mine.recompute = recompute
+        mine.zero_grad()
+        mine(texts[5]).square().sum().backward()
+        gradients.append([p.grad for p in mine.parameters() if p.grad is not None])
+    for got, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("sources", [(0,), (None, 1), (None, 2, None), (None, 0, 1)])
+def test_a_layer_reads_earlier_layers_that_choose(sources):
+    with pytest.raises(ConfigError, match=r"layer \d reads the selection of layer \d, which must"):
+        configuration(*sources)

@@ -119,6 +119,16 @@ class HeadLayout(OneOfSeveral, ABC):
         return sum(memory.token_elements for memory in self.memories)
 
     @property
+    def hands_on(self) -> frozenset[str]:
+        """What later layers may read of a call of this one, by name."""
+        return frozenset()
+
+    @property
+    def reads(self) -> Mapping[str, int]:
+        """What this layer reads of earlier ones in the same call: a name, and a layer's number."""
+        return {}
+
+    @property
     @abstractmethod
     def value_dim(self) -> int:
         """Features of one of the ``output_heads``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from polyhead.config.data import Data, check_whole
@@ -51,11 +51,17 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
     The indexer makes its queries from the latent of queries, so ``q_lora_rank`` is needed, and
     rotates the first ``qk_rope_head_dim`` features of its queries and keys.
 
+    Attributes:
+        indexer: Its sizes; of a layer that reads a selection ``top_k`` alone counts.
+        selection_of: Number of an earlier layer whose selection this one reads, in place of an
+            indexer (GLM-5; 2026, arXiv 2603.12201); None: its own.
+
     Raises:
         ConfigError: No ``q_lora_rank``, or fewer features in the indexer than are rotated.
     """
 
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
+    selection_of: int | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,7 +85,17 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         return f"{super().described}, the {self.indexer.top_k} keys that an indexer chooses"
 
     @property
+    def hands_on(self) -> frozenset[str]:
+        return frozenset(() if self.selection_of is not None else ("selection",))
+
+    @property
+    def reads(self) -> Mapping[str, int]:
+        return {} if self.selection_of is None else {"selection": self.selection_of}
+
+    @property
     def memories(self) -> tuple[Memory, ...]:
+        if self.selection_of is not None:
+            return super().memories
         size = self.indexer.head_dim
         return (*super().memories, PerToken(1, size, size, latent=True, name="index"))
 
@@ -89,6 +105,8 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         yield from super().parameter_groups(embed_dim)
+        if self.selection_of is not None:
+            return
         yield from self.indexer.parameter_groups(embed_dim, self.q_lora_rank or 0)
 
     def cost(
@@ -103,7 +121,8 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         dense = super().call_cost(batch_size, queries, cached)
         index = self.indexer
-        return CallCost(dense.per_pair, dense.remade, per_choice=index.num_heads * index.head_dim)
+        choice = index.num_heads * index.head_dim if self.selection_of is None else 0
+        return CallCost(dense.per_pair, dense.remade, per_choice=choice)
 
     def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool

@@ -122,6 +122,8 @@ class TransformerConfig(Data):
             )
         if self.kind != "encoder-decoder" and self.encoder != EncoderConfig():
             raise ConfigError(f"encoder belongs to kind 'encoder-decoder': got kind={self.kind!r}")
+        _check_reads("layers", self.layers)
+        _check_reads("encoder_layers", self.encoder_layers)
         _check_sharing("weights_of", self.weights_of, self.layers)
         _check_sharing("encoder weights_of", self.encoder.weights_of, self.encoder_layers)
         _check_relative_bias("relative_bias", self.relative_bias, self.layers)
@@ -230,6 +232,17 @@ class TransformerConfig(Data):
                 f"a tied head needs hidden states of the embedding's size {table}: got {size}; "
                 "give head_transform that dim"
             )
+
+
+def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
+    """Raises unless what every layer reads is handed on by an earlier one."""
+    for i, layer in enumerate(layers):
+        for what, source in layer.attention.reads.items():
+            if not 0 <= source < i or what not in layers[source].attention.hands_on:
+                raise ConfigError(
+                    f"{name}: layer {i} reads the {what} of layer {source}, which must come before "
+                    f"it and hand on its {what}"
+                )
 
 
 def _check_sharing(name: str, weights_of: tuple[int, ...], layers: tuple[LayerConfig, ...]) -> None:

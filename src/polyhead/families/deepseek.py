@@ -151,6 +151,7 @@ CHOICE_BIAS = {"layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs
 """Settings and a name of the mixture in GGUF files."""
 _SIGMOID = 2
 _INDEXED = "indexed_attention"
+_FULL, _SHARED = "full", "shared"
 
 
 @dataclass(frozen=True)
@@ -166,14 +167,18 @@ class LatentPairs(RotaryPairs):
 
 
 def read(
-    keys: Keys, scoring: Literal["softmax", "sigmoid"], *, sparse_attention: bool = False
+    keys: Keys,
+    scoring: Literal["softmax", "sigmoid"],
+    *,
+    sparse_attention: Literal["own", "shared"] | None = None,
 ) -> TransformerConfig:
     """The configuration that the keys mean.
 
     Args:
         keys: Keys of config.json.
         scoring: The gate: V2's softmax or V3's sigmoid.
-        sparse_attention: Whether every layer has V3.2's indexer.
+        sparse_attention: Whether every layer has V3.2's indexer, or layers may read the selection
+            of an earlier one (GLM-5); None: all keys are read.
     """
     keys.expect("scoring_func", scoring)
     keys.expect("moe_layer_freq", 1)
@@ -182,8 +187,9 @@ def read(
     max_positions = keys.whole("max_position_embeddings")
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"))
     attention = read_attention(keys, max_positions)
+    attentions: Sequence[LatentAttentionConfig] = [attention] * num_layers
     if sparse_attention:
-        attention = with_indexer(keys, attention, num_layers)
+        attentions = with_indexers(keys, attention, num_layers, shared=sparse_attention == "shared")
     if not keys.flag("rope_interleave") and scoring == "softmax":
         raise keys.refused("rope_interleave", False, "True: this family has no other order")
     dense = FeedForwardConfig(
@@ -198,7 +204,10 @@ def read(
         sparse = read_mixture(keys, scoring, dense)
     for key in MIXTURE_KEYS:
         keys.take(key, None)
-    layers = [LayerConfig(attention, dense if is_dense else sparse, norm) for is_dense in are_dense]
+    layers = [
+        LayerConfig(each, dense if is_dense else sparse, norm)
+        for each, is_dense in zip(attentions, are_dense, strict=True)
+    ]
     return read_decoder(keys, layers, max_positions=_reach(attention, max_positions), norm=norm)
 
 
@@ -211,6 +220,9 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     values: dict[str, Any] = write_attention(attention) | {"first_k_dense_replace": first}
     if isinstance(attention, SparseLatentAttentionConfig):
         values |= _write_indexer(attention.indexer, len(networks))
+    modes = [_SHARED if layer.attention.reads else _FULL for layer in config.layers]
+    if _SHARED in modes:
+        values["indexer_types"] = modes
     if mixtures != [*range(first, len(networks))]:
         kinds = ["sparse" if i in mixtures else "dense" for i in range(len(networks))]
         values["mlp_layer_types"] = kinds
@@ -229,10 +241,17 @@ def dense_layers(keys: Keys, num_layers: int, kinds: list[str]) -> list[bool]:
     return [kind == "dense" for kind in kinds]
 
 
-def with_indexer(
-    keys: Keys, attention: LatentAttentionConfig, num_layers: int
-) -> SparseLatentAttentionConfig:
-    """The same latent attention with V3.2's indexer."""
+def with_indexers(
+    keys: Keys, attention: LatentAttentionConfig, num_layers: int, *, shared: bool
+) -> list[SparseLatentAttentionConfig]:
+    """The same latent attention in every layer with V3.2's indexer, or a selection that it reads.
+
+    Args:
+        keys: Keys of config.json.
+        attention: Without an indexer.
+        num_layers: How many layers.
+        shared: Whether the family has layers that read a selection.
+    """
     kinds = keys.texts("layer_types", [])
     if kinds and kinds != [_INDEXED] * num_layers:
         raise keys.refused("layer_types", kinds, f"{_INDEXED!r} for {num_layers} layers")
@@ -240,7 +259,35 @@ def with_indexer(
         keys.size("index_n_heads"), keys.size("index_head_dim"), keys.size("index_topk")
     )
     dense = {field.name: getattr(attention, field.name) for field in fields(attention)}
-    return SparseLatentAttentionConfig(**dense, indexer=indexer)
+    own = SparseLatentAttentionConfig(**dense, indexer=indexer)
+    modes = _indexer_types(keys, num_layers) if shared else [_FULL] * num_layers
+    found: list[SparseLatentAttentionConfig] = []
+    source = 0
+    for i, mode in enumerate(modes):
+        source = i if mode == _FULL else source
+        found.append(own if mode == _FULL else replace(own, selection_of=source))
+    return found
+
+
+def _indexer_types(keys: Keys, num_layers: int) -> list[str]:
+    """Which layers have an indexer of their own: by a list, a pattern or a period."""
+    modes = keys.texts("indexer_types", [])
+    pattern = keys.take("index_topk_pattern", None)
+    every, first = keys.whole("index_topk_freq", 1), keys.whole("index_skip_topk_offset", 2)
+    if not modes and isinstance(pattern, str):
+        modes = [{"F": _FULL, "S": _SHARED}.get(letter, letter) for letter in pattern]
+    elif not modes and pattern is not None:
+        modes = pattern
+    elif not modes:
+        modes = [
+            _SHARED if max(i - first + 1, 0) % max(every, 1) else _FULL for i in range(num_layers)
+        ]
+    known = isinstance(modes, list) and all(mode in (_FULL, _SHARED) for mode in modes)
+    if not known or len(modes) != num_layers or modes[0] != _FULL:
+        key = "indexer_types" if keys.has("indexer_types") else "index_topk_pattern"
+        wanted = f"{_FULL!r} or {_SHARED!r} for {num_layers} layers, the first {_FULL!r}"
+        raise keys.refused(key, modes, wanted)
+    return modes
 
 
 def _write_indexer(indexer: IndexerConfig, num_layers: int) -> dict[str, Any]:
@@ -262,6 +309,21 @@ def write_attention(attention: Any) -> dict[str, Any]:
         "qk_rope_head_dim": attention.qk_rope_head_dim,
         "v_head_dim": attention.v_head_dim,
     }
+
+
+@dataclass(frozen=True)
+class IndexerPairs(RotaryPairs):
+    """``RotaryPairs`` of an indexer: the first features of its queries and keys."""
+
+    def _sizes(self, attention: Any) -> tuple[int, int]:
+        indexer = getattr(attention, "indexer", None)
+        return (0, 0) if indexer is None else (indexer.head_dim, attention.qk_rope_head_dim)
+
+
+def tensors_with_pairs(values: Mapping[str, Any]) -> Tensors:
+    """The same table, where files hold the rotary rows of the indexers interleaved too."""
+    paired = (rule.with_(rule.theirs, IndexerPairs()) for rule in INDEXER[:3])
+    return tensors(values).extended(*paired)
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
@@ -455,9 +517,29 @@ FAMILIES = (
     Family(
         "deepseek_v32",
         "DeepseekV32",
-        partial(read, scoring="sigmoid", sparse_attention=True),
+        partial(read, scoring="sigmoid", sparse_attention="own"),
         tensors,
         defaults=V32_DEFAULTS,
+        write=write,
+        harmless=_HARMLESS | {"mlp_bias"},
+    ),
+    Family(
+        "glm_moe_dsa",
+        "GlmMoeDsa",
+        partial(read, scoring="sigmoid", sparse_attention="shared"),
+        tensors_with_pairs,
+        defaults={
+            **V32_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 64,
+            "q_lora_rank": 2048,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "n_group": 1,
+            "topk_group": 1,
+            "index_n_heads": 32,
+            "indexer_types": None,
+        },
         write=write,
         harmless=_HARMLESS | {"mlp_bias"},
     ),

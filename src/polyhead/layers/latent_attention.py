@@ -30,6 +30,7 @@ from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError
 from polyhead.layers import fused
 from polyhead.layers.attention_parts import check_cache, ragged_positions
+from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_cost import LatentExplanation, explain_choice
 from polyhead.layers.linear import linear, linear_per_head
@@ -160,6 +161,7 @@ class MultiHeadLatentAttention(Hooked):
         cache: KeyValueCache | None = None,
         kernel: str = "auto",
         computation: Literal["auto", "absorbed", "expanded"] = "auto",
+        handed: Handed | None = None,
         **unknown: Any,
     ) -> Tensor:
         """Self-attention of ``x`` to itself and to what the cache holds.
@@ -173,6 +175,7 @@ class MultiHeadLatentAttention(Hooked):
             kernel: ``"auto"`` or the name of a kernel.
             computation: ``"absorbed"``, ``"expanded"``, or ``"auto"``: whichever takes fewer
                 operations for these shapes (``explain`` tells).
+            handed: What layers of the same call hand on, for layouts that do.
             **unknown: Refused; the error says what polyhead calls an argument of torch's.
 
         Returns:
@@ -194,7 +197,7 @@ class MultiHeadLatentAttention(Hooked):
             positions = ragged_positions(cache, x)
         at = first if positions is None else positions
         n, p, latent, of_queries = self._project(x, at)
-        source, mask = self._remembered(x, latent, of_queries, mask, at, positions, cache)
+        source, mask = self._remembered(x, latent, of_queries, mask, at, positions, cache, handed)
         B, T, _ = x.shape
         way = forced or self.preferred or self.config.choose(B, T, source.tokens.length)
         if batch_invariant.is_enabled():
@@ -257,6 +260,7 @@ class MultiHeadLatentAttention(Hooked):
         at: int | Tensor,
         positions: Tensor | None,
         cache: Any,
+        handed: Handed | None,
     ) -> tuple[KeyValueSource, Mask | None]:
         """The latents of all tokens, those of the cache included, and who may look at whom."""
         values = latent[..., : self.config.kv_lora_rank]

@@ -26,6 +26,7 @@ from polyhead.config import (
 )
 from polyhead.errors import ConfigError
 from polyhead.layers import fused
+from polyhead.layers.handed import Handed, handed_to
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.linear import linear
@@ -101,7 +102,9 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         dropout: Dropout probability of the attention weights, when training.
 
     Attributes:
-        indexer: A ``LightningIndexer``.
+        indexer: A ``LightningIndexer``, or None where the configuration reads the selection of an
+            earlier layer.
+        top_k: Keys that a query chooses.
 
     Raises:
         ConfigError: Sizes or numbers that do not go together.
@@ -142,12 +145,17 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         if not isinstance(config, SparseLatentAttentionConfig) or config.q_lora_rank is None:
             raise ConfigError(f"config must be a SparseLatentAttentionConfig: got {config}")
         super()._build(embed_dim, config, rope)
-        self.indexer = LightningIndexer(
-            embed_dim, config.q_lora_rank, config.indexer, config.qk_rope_head_dim
-        )
+        self.top_k, self._reads = config.indexer.top_k, config.reads
+        self.indexer = None
+        if not config.reads:
+            self.indexer = LightningIndexer(
+                embed_dim, config.q_lora_rank, config.indexer, config.qk_rope_head_dim
+            )
 
     def _check_cache(self, cache: Any) -> None:
-        if not isinstance(cache, LayerCache):
+        if self.indexer is None:
+            super()._check_cache(cache)
+        elif not isinstance(cache, LayerCache):
             raise TypeError(
                 f"cache must be a LayerCache of this layout's memories, as new_cache makes it: got "
                 f"{type(cache).__name__}"
@@ -162,7 +170,14 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         at: int | Tensor,
         positions: Tensor | None,
         cache: Any,
+        handed: Handed | None,
     ) -> tuple[KeyValueSource, Mask | None]:
+        if self.indexer is None:
+            read = handed_to(handed, "selection", self._reads)
+            held, mask = super()._remembered(
+                x, latent, of_queries, mask, at, positions, cache, handed
+            )
+            return held, _both(mask, read)
         with torch.no_grad():
             q, weights, k = self.indexer(x.detach(), of_queries.detach(), self.rope, at)
         values = latent[..., : self.config.kv_lora_rank]
@@ -172,11 +187,19 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         else:
             with cache.step(x, positions) as step:
                 source, index = step.append("kv", latent, values), step.append("index", k, k)
-        top_k = self.indexer.config.top_k
-        if source.tokens.length <= top_k:
-            return source, mask
-        chosen = choose_keys(q, weights, index, top_k, mask=mask, q_positions=positions)
-        return source, chosen if mask is None else mask & chosen
+        chosen = None
+        if source.tokens.length > self.top_k:
+            chosen = choose_keys(q, weights, index, self.top_k, mask=mask, q_positions=positions)
+        if handed is not None:
+            handed.hand_on("selection", chosen)
+        return source, _both(mask, chosen)
+
+
+def _both(mask: Mask | None, chosen: Mask | None) -> Mask | None:
+    """Keys that a mask shows and that were chosen; None: all."""
+    if mask is None or chosen is None:
+        return chosen if mask is None else mask
+    return mask & chosen
 
 
 def _rotated(x: Tensor, rope: RoPE | None, positions: int | Tensor, dim: int) -> Tensor:

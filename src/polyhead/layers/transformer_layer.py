@@ -36,6 +36,7 @@ from polyhead.layers.decode_plan import LayerArgs, step
 from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
+from polyhead.layers.handed import Handed
 from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, LAYER_TYPES, NETWORK
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -154,6 +155,7 @@ class TransformerLayer(Fixed):
         self._norms_in = config.norm_placement in ("pre", "sandwich")
         self._norms_out = config.norm_placement in ("sandwich", "after")
         self._scale = config.residual_scale
+        self.hands = bool(config.attention.hands_on or config.attention.reads)
         self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
         parts = ["attention", "feed_forward"]
@@ -185,6 +187,7 @@ class TransformerLayer(Fixed):
         cache: KeyValueCache | None = None,
         context_cache: KeyValueCache | None = None,
         kernel: str = "auto",
+        handed: Handed | None = None,
         **unknown: Any,
     ) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``.
@@ -199,6 +202,7 @@ class TransformerLayer(Fixed):
             cache: Cache of the self-attention.
             context_cache: Cache of the cross-attention; filled by the first call.
             kernel: ``"auto"`` or the name of a kernel.
+            handed: What layers of the same call hand on, for a self-attention that does.
             **unknown: Refused; the error says what polyhead calls an argument of torch's.
 
         Raises:
@@ -225,6 +229,7 @@ class TransformerLayer(Fixed):
             stepped = step(self, x, given)
             if stepped is not None:
                 x, done = stepped
+        more = {} if handed is None else {"handed": handed}
         return self.forward_from(
             x,
             done,
@@ -236,6 +241,7 @@ class TransformerLayer(Fixed):
             cache=cache,
             context_cache=context_cache,
             kernel=kernel,
+            **more,
         )
 
     def forward_from(

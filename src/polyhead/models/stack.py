@@ -17,6 +17,7 @@ from polyhead.config import LayerConfig, RelativeBiasConfig, RopeConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.decode_plan import DecodePlan, steps
 from polyhead.layers.fixed import Fixed
+from polyhead.layers.handed import Handed
 from polyhead.layers.positions import RoPE
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.semantics import Mask, RelativeBias
@@ -121,7 +122,7 @@ def run_layers(
     """
     together = plan is not None and positions is None and kernel in ("auto", "native")
     parts = [*zip(layers, biases, caches, context_caches, strict=True)]
-
+    handed: Handed | None = None
     at = part = 0
     while at < len(parts):
         if together and plan is not None:
@@ -138,6 +139,9 @@ def run_layers(
                 "context_cache": context_cache,
                 "kernel": kernel,
             }
+            if isinstance(layer, TransformerLayer) and layer.hands:
+                handed = Handed(at) if handed is None else handed.at(at)
+                call["handed"] = handed
             if part and isinstance(layer, TransformerLayer):
                 x = layer.forward_from(x, part, context, **call)
             elif recompute and cache is None and torch.is_grad_enabled():

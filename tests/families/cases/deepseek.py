@@ -112,4 +112,21 @@ CASES = (
             ({}, _YARN),
         ),
     ),
+    Case(
+        "glm_moe_dsa",
+        {
+            **_SIZES,
+            "num_hidden_layers": 3,
+            "index_n_heads": 16,
+            "index_head_dim": 8,
+            "index_topk": 9,
+            "indexer_types": ["full", "shared", "full"],
+        },
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"index_topk": 64}),
+            ({}, {"indexer_types": ["full", "shared", "shared"]}, {"indexer_types": None}),
+            ({}, {"mlp_layer_types": ["sparse", "dense", "sparse"]}, _YARN),
+        ),
+    ),
 )

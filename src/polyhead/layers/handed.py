@@ -1,0 +1,52 @@
+"""What layers of one call of a model hand on to later ones.
+
+The call carries it, not the modules: calls in other threads, copies of a layer and recomputation
+for gradients see their own. A configuration says what a layer ``hands_on`` and what it ``reads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What one layer may read and hand on.
+
+    Attributes:
+        layer: Its number.
+        values: What all layers of the call have handed on so far, by layer and name.
+    """
+
+    layer: int
+    values: dict[tuple[int, str], Any] = field(default_factory=dict)
+
+    def at(self, layer: int) -> Handed:
+        """The same call, for another layer."""
+        return Handed(layer, self.values)
+
+    def hand_on(self, what: str, value: Any) -> None:
+        """Lets later layers read it."""
+        self.values[self.layer, what] = value
+
+
+def handed_to(handed: Handed | None, what: str, reads: Mapping[str, int]) -> Any:
+    """What a layer reads.
+
+    Args:
+        handed: As the layer was given it.
+        what: A name among ``reads``.
+        reads: As of the layer's configuration.
+
+    Raises:
+        ValueError: The layer was called by itself.
+    """
+    source = reads[what]
+    if handed is None or (source, what) not in handed.values:
+        raise ValueError(
+            f"this layer reads the {what} of layer {source}: call it within its model, behind that "
+            "layer"
+        )
+    return handed.values[source, what]
