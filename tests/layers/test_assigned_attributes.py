@@ -8,6 +8,7 @@ import torch
 import polyhead as ph
 from polyhead.config import (
     FeedForwardConfig,
+    IndexerConfig,
     LatentAttentionConfig,
     MixtureConfig,
     NormConfig,
@@ -30,6 +31,7 @@ from polyhead.layers import (
     RMSNorm,
     RoPE,
     SinusoidalPositions,
+    SparseLatentAttention,
     TransformerLayer,
 )
 from polyhead.layers.norms import HeadNorm
@@ -72,6 +74,20 @@ CASES = {
         lambda: MultiHeadLatentAttention.from_config(E, LATENT),
         SIZES | {"config": replace(LATENT, num_heads=2)},
         LIVE | {"preferred": "expanded", "rope": RoPE(theta=50.0)},
+    ),
+    "sparse latent heads": (
+        lambda: SparseLatentAttention(
+            E,
+            H,
+            q_lora_rank=16,
+            kv_lora_rank=8,
+            qk_nope_head_dim=8,
+            qk_rope_head_dim=4,
+            v_head_dim=8,
+            indexer=IndexerConfig(16, 8, 6),
+        ),
+        SIZES | {"config": LATENT},
+        LIVE | {"top_k": 3},
     ),
     "network": (
         lambda: FeedForward.from_config(E, NETWORK),

@@ -155,7 +155,6 @@ class TransformerLayer(Fixed):
         self._norms_in = config.norm_placement in ("pre", "sandwich")
         self._norms_out = config.norm_placement in ("sandwich", "after")
         self._scale = config.residual_scale
-        self.hands = bool(config.attention.hands_on or config.attention.reads)
         self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
         parts = ["attention", "feed_forward"]
@@ -174,6 +173,12 @@ class TransformerLayer(Fixed):
             for name, there in (("norm", config.has_norm(part)), ("out_norm", self._norms_out)):
                 norm = build_norm(embed_dim, config.norm) if there else None
                 self.add_module(f"{part}_{name}", norm)
+
+    @property
+    def takes_handed(self) -> bool:
+        """Whether its attention hands something on to later layers, or reads it."""
+        attention = self.config.attention
+        return bool(attention.hands_on or attention.reads)
 
     def forward(
         self,

@@ -139,7 +139,7 @@ def run_layers(
                 "context_cache": context_cache,
                 "kernel": kernel,
             }
-            if isinstance(layer, TransformerLayer) and layer.hands:
+            if isinstance(layer, TransformerLayer) and layer.takes_handed:
                 handed = Handed(at) if handed is None else handed.at(at)
                 call["handed"] = handed
             if part and isinstance(layer, TransformerLayer):
