@@ -85,8 +85,8 @@ class LightningIndexer(nn.Module):
 class SparseLatentAttention(MultiHeadLatentAttention):
     """``MultiHeadLatentAttention`` to the keys that an indexer chooses.
 
-    No gradient flows through the choice: ``polyhead.training.indexer_loss`` trains the indexer. With
-    a cache, that is a ``LayerCache`` of the layout's memories.
+    No gradient flows through the choice: ``polyhead.training.indexer_loss`` trains the indexer. A
+    cache of it is a ``LayerCache`` of the layout's memories.
 
     Args:
         embed_dim: E, features of ``x`` and of the output.
