@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyhead as ph
+from polyhead.semantics import DenseSource, choose_keys
 
 Ways = tuple[str, Callable[[], Tensor], Callable[[], Tensor], Callable[[], Tensor]]
 
@@ -61,6 +62,8 @@ def cases() -> Iterator[Ways]:
         yield chosen(
             name, torch.randn(1, 128, queries, 576), latents, latents[..., :512], blocks, 1
         )
+    for queries, keys, count in ((1, 65_536, 2048), (64, 8192, 512)):
+        yield indexed(queries, keys, count)
     n, size = 32, 128
     table = (torch.rand(n, n) < 0.25).tril() | torch.eye(n, dtype=torch.bool)
     q, k, v = (torch.randn(1, heads, n * size, 64) for heads in (8, 2, 2))
@@ -73,6 +76,25 @@ def cases() -> Iterator[Ways]:
         lambda: ph.attention(q, k, v, mask=mask),
         lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=pairs, enable_gqa=True),
     )
+
+
+def indexed(queries: int, keys: int, count: int) -> Ways:
+    """DeepSeek-V3.2's sizes: 64 heads score the keys, 128 heads attend to the best latents."""
+    q, k = torch.randn(1, 64, queries, 128), torch.randn(1, 1, keys, 128)
+    weights, latents = torch.rand(1, 64, queries), torch.randn(1, 1, keys, 576)
+    asked, source = torch.randn(1, 128, queries, 576), DenseSource(k, k)
+
+    def ours() -> Tensor:
+        chosen = choose_keys(q, weights, source, count)
+        return ph.attention(asked, latents, latents[..., :512], mask=chosen)
+
+    def torchs() -> Tensor:
+        scores = torch.einsum("bht,bhts->bts", weights, (q @ k.mT).relu())
+        best = scores.topk(count).indices[:, None]
+        return gathered(asked, latents, latents[..., :512], best, 1)
+
+    name = f"indexer and latents, {queries} queries, {count} of {keys:,} keys"
+    return name, lambda: ph.attention(asked, latents, latents[..., :512]), ours, torchs
 
 
 def timed(run: Callable[[], object]) -> float:

@@ -18,8 +18,11 @@ from polyhead.semantics.masks import Chosen, Mask, Visibility
 from polyhead.semantics.sources import KeyValueSource
 from polyhead.semantics.tokens import Tokens
 
-_SCORES = 1 << 18
-"""Scores of single heads that are made at a time: 1 MiB in float32."""
+_SCORES = 1 << 20
+"""Scores of queries that are ranked at a time."""
+_PRODUCTS, _KEYS = 1 << 16, 256
+"""Products of single heads that are made at a time: a processor's cache holds them; and the keys
+that several queries are multiplied with."""
 
 
 def index_scores(q: Tensor, weights: Tensor, k: Tensor) -> Tensor:
@@ -32,9 +35,9 @@ def index_scores(q: Tensor, weights: Tensor, k: Tensor) -> Tensor:
     """
     precise = torch.promote_types(q.dtype, torch.float32)
     B, H, T, D = q.shape
-    products = q.to(precise).reshape(B, H * T, D) @ k.to(precise).mT
-    products = products.relu().view(B, H, T, k.shape[1])
-    return (products * weights.to(precise)[..., None]).sum(dim=1)
+    rows = q.to(precise).transpose(1, 2).reshape(B, T * H, D)
+    products = (rows @ k.to(precise).mT).relu().view(B, T, H, k.shape[1])
+    return (weights.to(precise).mT[:, :, None] @ products)[:, :, 0]
 
 
 @torch.no_grad()
@@ -60,7 +63,7 @@ def choose_keys(
     q_tokens = query_tokens(q, source, q_positions)
     mask, _ = simplify_mask(with_source_mask(mask, source), q_tokens, source.tokens)
     (B, H, T, _), S = q.shape, source.tokens.length
-    rows = max(1, _SCORES // (B * S))
+    rows = max(1, min(_SCORES // (B * S), 4 * _PRODUCTS // (_KEYS * B * H)))
     found = []
     for start in range(0, T, rows):
         stop = min(start + rows, T)
@@ -69,7 +72,7 @@ def choose_keys(
             dtype=torch.promote_types(q.dtype, torch.float32),
         )  # fmt: skip
         asking = q_tokens.slice(start, stop)
-        for tile in source.tiles(max(16, _SCORES // (B * H * (stop - start)))):
+        for tile in source.tiles(max(_KEYS, _PRODUCTS // (B * H * (stop - start)))):
             _fill(scores, q[:, :, start:stop], weights[..., start:stop], source, mask, asking, tile)
         found.append(Chosen.top(scores, count).blocks)
     return Chosen(torch.cat(found, dim=2))
