@@ -52,6 +52,7 @@ _REFUSED = """
 NAMES = {
     "latent": "MLA",
     "sparse_latent": "sparse MLA",
+    "differential": "differential attention",
     "gated": "gated attention",
     "gated_delta": "gated DeltaNet",
     "kimi_delta": "Kimi delta attention",

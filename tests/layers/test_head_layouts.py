@@ -36,6 +36,7 @@ from polyhead.config import (
     State,
     Tail,
     TransformerConfig,
+    first_lambda,
 )
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.interpret.pruning import prune
@@ -47,7 +48,6 @@ from polyhead.layers import (
     MultiHeadAttention,
     MultiHeadLatentAttention,
 )
-from polyhead.layers.differential_attention import first_lambda
 from polyhead.models import Transformer
 
 E, D, T = 48, 16, 13

@@ -10,6 +10,7 @@ from polyhead.config.attention import (
     RelativeBiasConfig,
 )
 from polyhead.config.data import Data
+from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
 from polyhead.config.embedding import (
     AudioConfig,
     EmbeddingConfig,
@@ -43,6 +44,7 @@ __all__ = [
     "AudioConfig",
     "CallCost",
     "Data",
+    "DifferentialAttentionConfig",
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",
@@ -78,4 +80,5 @@ __all__ = [
     "Tail",
     "TaskHeadConfig",
     "TransformerConfig",
+    "first_lambda",
 ]

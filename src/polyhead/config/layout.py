@@ -71,7 +71,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "latent": "polyhead.config.latent",
         "sparse_latent": "polyhead.config.sparse_latent",
         "gated": "polyhead.config.gated_attention",
-        "differential": "polyhead.layers.differential_attention",
+        "differential": "polyhead.config.differential_attention",
         "gated_delta": "polyhead.config.gated_delta_net",
         "kimi_delta": "polyhead.config.gated_delta_net",
         "mamba2": "polyhead.config.mamba2",

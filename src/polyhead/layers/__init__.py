@@ -7,6 +7,7 @@ from is in ``polyhead.config``.
 
 from polyhead.config import (
     AttentionConfig,
+    DifferentialAttentionConfig,
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
@@ -23,10 +24,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.differential_attention import (
-    DifferentialAttention,
-    DifferentialAttentionConfig,
-)
+from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention

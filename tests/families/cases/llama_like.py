@@ -35,6 +35,7 @@ def windows(config: Any) -> dict[str, Any]:
 
 
 CASES = (
+    Case("diffllama", axes=(TIED, ({}, {"attention_bias": True}, {"head_dim": 12}), ropes(8)[:3])),
     Case(
         "arcee",
         axes=(TIED, _BIAS, ({}, {"hidden_act": "gelu"}), ropes(8)),
