@@ -31,6 +31,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf, Joined
 from polyhead.families.common.keys import Keys
@@ -171,6 +172,7 @@ def read(
     scoring: Literal["softmax", "sigmoid"],
     *,
     sparse_attention: Literal["own", "shared"] | None = None,
+    listed: bool = False,
 ) -> TransformerConfig:
     """The configuration that the keys mean.
 
@@ -179,6 +181,7 @@ def read(
         scoring: The gate: V2's softmax or V3's sigmoid.
         sparse_attention: Whether every layer has V3.2's indexer, or layers may read the selection
             of an earlier one (GLM-5); None: all keys are read.
+        listed: Whether a list may say which layers are dense.
     """
     keys.expect("scoring_func", scoring)
     keys.expect("moe_layer_freq", 1)
@@ -197,7 +200,7 @@ def read(
         activation=read_activation(keys),
         bias=keys.flag("mlp_bias") if scoring == "softmax" else False,
     )
-    kinds = keys.texts("mlp_layer_types", []) if sparse_attention else []
+    kinds = keys.texts("mlp_layer_types", []) if listed else []
     are_dense = dense_layers(keys, num_layers, kinds)
     sparse: FeedForwardConfig | MixtureConfig = dense
     if not all(are_dense):
@@ -227,6 +230,13 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         kinds = ["sparse" if i in mixtures else "dense" for i in range(len(networks))]
         values["mlp_layer_types"] = kinds
     return values | (write_mixture(networks[mixtures[0]]) if mixtures else {})
+
+
+def write_dense(config: TransformerConfig) -> dict[str, Any]:
+    """Keys of a family without experts."""
+    if any(isinstance(layer.feed_forward, MixtureConfig) for layer in config.layers):
+        raise ConfigError("this family has no mixtures of experts")
+    return write_attention(config.layers[0].attention)
 
 
 def dense_layers(keys: Keys, num_layers: int, kinds: list[str]) -> list[bool]:
@@ -517,7 +527,7 @@ FAMILIES = (
     Family(
         "deepseek_v32",
         "DeepseekV32",
-        partial(read, scoring="sigmoid", sparse_attention="own"),
+        partial(read, scoring="sigmoid", sparse_attention="own", listed=True),
         tensors,
         defaults=V32_DEFAULTS,
         write=write,
@@ -526,7 +536,7 @@ FAMILIES = (
     Family(
         "glm_moe_dsa",
         "GlmMoeDsa",
-        partial(read, scoring="sigmoid", sparse_attention="shared"),
+        partial(read, scoring="sigmoid", sparse_attention="shared", listed=True),
         tensors_with_pairs,
         defaults={
             **V32_DEFAULTS,
@@ -542,5 +552,45 @@ FAMILIES = (
         },
         write=write,
         harmless=_HARMLESS | {"mlp_bias"},
+    ),
+    Family(
+        "glm4_moe_lite",
+        "Glm4MoeLite",
+        partial(read, scoring="sigmoid", listed=True),
+        tensors,
+        defaults={
+            **V3_DEFAULTS,
+            "rms_norm_eps": 1e-5,
+            "num_key_value_heads": 20,
+            "first_k_dense_replace": 1,
+            "q_lora_rank": 768,
+            "qk_nope_head_dim": 192,
+            "v_head_dim": 256,
+            "moe_intermediate_size": 1536,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 4,
+            "n_group": 1,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.8,
+        },
+        write=write,
+        harmless=_HARMLESS,
+    ),
+    Family(
+        "youtu",
+        "Youtu",
+        partial(read, scoring="sigmoid"),
+        tensors,
+        defaults={
+            **_DEFAULTS,
+            "num_key_value_heads": 16,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 131_072,
+            "first_k_dense_replace": 1 << 20,
+            "bos_token_id": 128_000,
+            "eos_token_id": 128_001,
+        },
+        write=write_dense,
+        harmless=_HARMLESS | {"embedding_initializer_range", "mlp_bias"},
     ),
 )

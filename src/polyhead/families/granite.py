@@ -71,6 +71,15 @@ def read(keys: Keys, *, sparse: bool) -> TransformerConfig:
     return _decoder(keys, sizes, norm, rope, [_attention(keys, sizes, rope)], network)
 
 
+def read_shared(keys: Keys) -> TransformerConfig:
+    sizes, norm, expert = read_sizes(keys), read_rms_norm(keys), read_network(keys)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
+    width = keys.whole("shared_intermediate_size")
+    beside = replace(expert, hidden_dim=width) if width else None
+    network = replace(_mixture(keys, expert), shared=beside)
+    return _decoder(keys, sizes, norm, rope, [_attention(keys, sizes, rope)], network)
+
+
 def read_hybrid(keys: Keys) -> TransformerConfig:
     sizes, norm, expert = read_sizes(keys), read_rms_norm(keys), read_network(keys)
     rope: RopeConfig | None = read_rope(keys, sizes.head_dim, sizes.max_positions)
@@ -150,6 +159,18 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     return values
 
 
+def write_shared(config: TransformerConfig) -> dict[str, Any]:
+    network: Any = config.layers[0].feed_forward
+    if not isinstance(network, MixtureConfig):
+        raise ConfigError("this family needs a mixture of experts: got none")
+    width = 0 if network.shared is None else network.shared.hidden_dim
+    sizes = {
+        "intermediate_size": network.expert.hidden_dim,
+        "shared_intermediate_size": width,
+    }
+    return write(config) | sizes
+
+
 def write_hybrid(config: TransformerConfig) -> dict[str, Any]:
     found: list[Any] = [layer.attention for layer in config.layers]
     state = next((each for each in found if each.kind == "mamba2"), None)
@@ -177,21 +198,28 @@ def write_hybrid(config: TransformerConfig) -> dict[str, Any]:
     return values | write_rope(full.rope, full.head_dim) | {"max_position_embeddings": length}
 
 
+def _network_beside(prefix: str) -> tuple[Rule, ...]:
+    """Names of the network beside experts, or alone."""
+    return (
+        Rule(
+            "layers.{i}.shared_mlp.input_linear.weight",
+            (prefix + "gate_proj.weight", prefix + "up_proj.weight"),
+            Rows(),
+        ),
+        Rule("layers.{i}.shared_mlp.output_linear", prefix + "down_proj"),
+    )
+
+
 def tensors_of_hybrid(values: Mapping[str, Any]) -> Tensors:
     """Where there are experts, the other network stands beside them."""
-    beside = "layers.{i}.feed_forward." + ("shared." if values.get("num_local_experts") else "")
+    beside = _MIXTURE + ("shared." if values.get("num_local_experts") else "")
     kinds = values.get("layer_types") or []
     return Tensors(
         (
             *AROUND_LAYERS,
             *NORMS,
             *EXPERTS,
-            Rule(
-                "layers.{i}.shared_mlp.input_linear.weight",
-                (beside + "gate_proj.weight", beside + "up_proj.weight"),
-                Rows(),
-            ),
-            Rule("layers.{i}.shared_mlp.output_linear", beside + "down_proj"),
+            *_network_beside(beside),
             *(
                 Rule(f"layers.{i}.self_attn.o_proj", f"layers.{i}.attention.o_proj")
                 for i, kind in enumerate(kinds)
@@ -250,6 +278,19 @@ FAMILIES = (
             steps=PAIRS,
             rules=GGUF_EXPERTS,
         ),
+    ),
+    Family(
+        "granitemoeshared",
+        "GraniteMoeShared",
+        read_shared,
+        Tensors(
+            (*AROUND_LAYERS, *NORMS, *ATTENTION, *EXPERTS, *_network_beside(_MIXTURE + "shared.")),
+            dropped=FREQUENCIES,
+        ),
+        defaults=_DEFAULTS
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 0},
+        write=write_shared,
+        harmless=frozenset(("router_aux_loss_coef",)),
     ),
     Family(
         "granitemoehybrid",

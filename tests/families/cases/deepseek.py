@@ -129,4 +129,20 @@ CASES = (
             ({}, {"mlp_layer_types": ["sparse", "dense", "sparse"]}, _YARN),
         ),
     ),
+    Case(
+        "glm4_moe_lite",
+        _SIZES,
+        axes=(
+            TIED,
+            ({}, {"q_lora_rank": None, "attention_bias": True}, {"rope_interleave": False}),
+            ({}, {"mlp_layer_types": ["sparse", "dense"]}, {"norm_topk_prob": False}),
+        ),
+    ),
+    Case(
+        "youtu",
+        # transformers clears the row of a padding token whenever it loads.
+        {key: value for key, value in _SIZES.items() if "lora" in key or "head" in key}
+        | {"pad_token_id": None},
+        axes=(TIED, ({}, {"q_lora_rank": None}, {"attention_bias": True}), ({}, _YARN)),
+    ),
 )

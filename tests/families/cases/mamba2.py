@@ -49,4 +49,14 @@ CASES = (
         ),
         tokens=80,
     ),
+    Case(
+        "granitemoeshared",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 24,
+            "attention_multiplier": 0.3,
+        },
+        axes=(TIED, ({}, {"attention_bias": True}, {"shared_intermediate_size": 0})),
+    ),
 )
