@@ -52,6 +52,9 @@ TESTS = {
     "conversion": ["conversion"],
     "csrc": [
         *(f"kernels/test_native{part}.py" for part in ("_codes", "", "_gradients", "_gate")),
+        "kernels/test_random_calls.py",
+        *(f"kernels/test_recurrence{part}.py" for part in ("", "_native")),
+        *(f"semantics/test_{name}.py" for name in ("chosen", "block_sparse")),
         *(f"layers/test_{name}.py" for name in ("fused", "linear", "quantized_layers", "eights")),
         "quantization",
         *(f"layers/test_step{part}.py" for part in ("", "_caches", "_experts")),

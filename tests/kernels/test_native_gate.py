@@ -112,6 +112,7 @@ class Strange(torch.Tensor):
         ({"bias": draw(1, 1, 2, 3, 5)}, "bias .* a tensor of no or more than four dimensions"),
         ({"slopes": draw(2)}, "needs q_positions"),
         ({"by_distance": draw(2, 4)}, "by_distance must be"),
+        ({"by_distance": draw(2, 5)}, "needs q_positions"),
         ({"bounds": (torch.zeros(1, 2).long(), torch.zeros(1, 3).long())}, "bounds must be"),
         ({"q_positions": torch.zeros(2).long()}, "q_positions must be"),
     ],

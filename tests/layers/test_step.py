@@ -804,6 +804,7 @@ ENCODER_DECODERS = {
     "t5": replace(LLAMA, attention=replace(LLAMA.attention, rope=None, scale=1.0),
                   cross_attention=replace(CROSS, qkv_bias=False, scale=1.0)),
     "t5gemma": replace(LAYERS["gemma"], cross_attention=replace(CROSS, softcap=4.0)),
+    "wide": replace(LLAMA, cross_attention=replace(CROSS, num_heads=16, v_head_dim=48)),
     "norms of queries": replace(LLAMA, cross_attention=replace(
         CROSS, qk_norm=QKNormConfig(place="full_width"))),
 }  # fmt: skip
