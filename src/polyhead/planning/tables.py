@@ -116,7 +116,7 @@ def _cache(plan: Figures) -> Table:
         attention = f"{len(row.layers)} × {row.attention}" + (" (cross)" if row.cross else "")
         table.add_row(
             attention,
-            "latent" if row.attention == "MLA" else str(row.num_kv_heads),
+            "latent" if "MLA" in row.attention else str(row.num_kv_heads),
             f"{row.token_bytes:,.0f} B",
             binary(row.bytes),
             binary(row.bytes * len(row.layers)),
