@@ -78,6 +78,7 @@ class MultiHeadLatentAttention(Hooked):
     """
 
     _fixed = frozenset(["config", "embed_dim", "num_heads", "v_head_dim"])
+    _reads_query_latent = False
 
     @other_names
     def __init__(
@@ -270,7 +271,7 @@ class MultiHeadLatentAttention(Hooked):
 
     def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, ...]:
         """n ``[B, H, T, N]``, p ``[B, H, T, P]`` rotated, ``[c | r]`` ``[B, 1, T, R + P]``, and
-        what queries are made from.
+        what queries are made from, where the layer reads that.
         """
         config = self.config
         N, P, R = config.qk_nope_head_dim, config.qk_rope_head_dim, config.kv_lora_rank
@@ -279,8 +280,11 @@ class MultiHeadLatentAttention(Hooked):
         q, latent = fused.linears(x, first, self.kv_a_proj_with_mqa)
         of_queries = x
         if config.q_lora_rank is not None:
-            of_queries = self.q_a_norm(q)
-            q = linear(of_queries, self.q_b_proj)
+            normed = self.q_a_norm(q)
+            q = linear(normed, self.q_b_proj)
+            if self._reads_query_latent:
+                of_queries = normed
+            del normed
         q = q.view(B, T, config.num_heads, N + P)
         n, p = q[..., :N], q[..., N:]
         latent = latent.view(B, T, 1, R + P)

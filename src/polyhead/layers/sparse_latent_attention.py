@@ -110,6 +110,8 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         ConfigError: Sizes or numbers that do not go together.
     """
 
+    _reads_query_latent = True
+
     @other_names
     def __init__(
         self,
