@@ -24,11 +24,17 @@ from polyhead.layers import (
     Experts,
     FeedForwardConfig,
     GatedAttentionConfig,
+    GatedDeltaNetConfig,
+    IndexerConfig,
+    KimiDeltaAttentionConfig,
     LatentAttentionConfig,
     LayerConfig,
+    Mamba2Config,
     MixtureConfig,
     QKNormConfig,
     RopeConfig,
+    ShortConvolutionConfig,
+    SparseLatentAttentionConfig,
 )
 from polyhead.models import Transformer
 from polyhead.planning import plan
@@ -43,6 +49,9 @@ def heads(H: int = 8, G: int = 2, D: int = 32, **options: Any) -> AttentionConfi
 
 GATED, NARROW = FeedForwardConfig(1024), FeedForwardConfig(64)
 LATENT = LatentAttentionConfig(32, 96, 64, 16, 64)
+SPARSE = SparseLatentAttentionConfig(
+    32, 96, 64, 16, 64, q_lora_rank=96, indexer=IndexerConfig(16, 32, 128)
+)
 SCRATCH = 272 * KIB
 """What oneDNN's products in bfloat16 rearrange, and a few numbers per token: norms, experts."""
 TILES_OF_WEIGHTS = torch.cpu._is_amx_tile_supported()
@@ -51,6 +60,8 @@ NATIVE = 0.5
 """Share of a plan that is allocated at least where it is not reached."""
 TILES = 6 * MIB
 """Float32 copies of a tile's keys, values and scores, in the kernel that works in tiles."""
+CHUNKS = 16 * MIB
+"""What the recurrence in chunks holds beside a plan, where there is no native code."""
 
 
 class Case(NamedTuple):
@@ -92,6 +103,16 @@ LAYERS = {
     "gated heads": Case(LayerConfig(GatedAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)),
     "differences": Case(
         LayerConfig(DifferentialAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
+    ),
+    # Of these a plan counts the most of several stages, each a little more than it takes.
+    "chosen latents": Case(LayerConfig(SPARSE, NARROW), share=0.6, tokens=LONG, tiles=TILES),
+    "gated DeltaNet": Case(LayerConfig(GatedDeltaNetConfig(8, 4, 32, 32), NARROW), share=0.6),
+    "Kimi delta": Case(
+        LayerConfig(KimiDeltaAttentionConfig(8, 8, 32, 32), NARROW), share=0.6, tiles=CHUNKS
+    ),
+    "Mamba-2": Case(LayerConfig(Mamba2Config(16, 2, 32, 32), NARROW), share=0.6, tiles=CHUNKS),
+    "convolution": Case(
+        LayerConfig(ShortConvolutionConfig(width=512, conv_kernel=4), NARROW), share=0.6
     ),
     "mixture": Case(LayerConfig(heads(), MixtureConfig(GATED, 4, 2))),
     "shared expert": Case(LayerConfig(heads(), MixtureConfig(NARROW, 4, 2, shared=GATED))),

@@ -99,9 +99,10 @@ class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
         V, C = shared(self.num_heads, ranks) * self.head_v_dim, self.channels
-        # Inputs of the convolution beside its tail, its output and that activated, queries and
-        # keys of length 1, gates, outputs and their norm in float32.
-        return 6 * C + 8 * V + embed_dim
+        # The convolution's inputs, those beside its tail, its output and that activated, in
+        # float32; or queries and keys of length 1, gates, outputs and their norm.
+        convolved = (7 if half else 4) * C
+        return max(convolved, 2 * C + 8 * V) + 2 * V + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> GatedDeltaNetConfig:
         most = max(1, min(num_kv_heads, self.num_heads))
@@ -164,7 +165,8 @@ class KimiDeltaAttentionConfig(GatedDeltaNetConfig, kind="kimi_delta"):
     ) -> int:
         given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
         dense = super().peak_activation_elements(embed_dim, half=half, **given)
-        return dense + 3 * self.num_heads * self.head_k_dim  # decays in float32
+        # Decays, and what they are made of, in float32.
+        return dense + (4 if half else 2) * self.num_heads * self.head_k_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> KimiDeltaAttentionConfig:
         return self

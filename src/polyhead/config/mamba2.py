@@ -109,10 +109,11 @@ class Mamba2Config(HeadLayout, kind="mamba2"):
     def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
-        # The projection, the convolution's input beside its tail, its output and that activated,
-        # outputs of heads and their gated norm in float32.
-        values = shared(self.num_heads, ranks) * self.head_dim
-        return self.in_features + 3 * self.channels + 6 * values + embed_dim
+        # The projection and the convolution's input beside its tail, its output and that activated;
+        # or values, outputs of heads and their gated norm. All but the first are in float32.
+        values, twice = shared(self.num_heads, ranks) * self.head_dim, 2 if half else 1
+        made = max((1 + 2 * twice) * self.channels, self.channels + 5 * twice * values)
+        return self.in_features + made + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> Mamba2Config:
         return self

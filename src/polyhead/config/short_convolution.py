@@ -73,8 +73,9 @@ class ShortConvolutionConfig(HeadLayout, kind="short_convolution"):
     def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
-        # The three projections, their product beside its tail, the convolution's output.
-        return 6 * self.width + embed_dim
+        # The three projections, their product, that beside its tail, the convolution's output; and
+        # the last two in float32.
+        return (9 if half else 6) * self.width + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> ShortConvolutionConfig:
         return self

@@ -140,11 +140,13 @@ def cache_saving(
 ) -> float:
     """1 − (bits per token of ``model``'s cache) / (bits per token of ``baseline``'s), all layers.
 
-    Like for like where both have as many bits per number.
+    Like for like where both have as many bits per number; 0 where neither cache grows with tokens.
     """
     ours, theirs = (
         sum(layer.attention.token_elements for layer in each.layers) for each in (model, baseline)
     )
+    if not theirs and not ours:
+        return 0.0
     return 1 - ours * bits / (theirs * baseline_bits)
 
 
