@@ -93,8 +93,11 @@ def test_every_tensor_of_a_call_passes_the_gate():
         code.product(draw(1, 64), [Weight(cut_short(draw(8, 64)), None)])
     with pytest.raises(ValueError, match="storage of cos"):
         code.rotate(draw(1, 3, 2, 8), cut_short(draw(3, 8)), draw(3, 8))
-    with pytest.raises(ValueError, match="storage of entropy"):
-        code.weigh(draw(1, 30, 5), 0, TileSums(entropy=cut_short(draw(1, 30))))
+    for name in ("entropy", "squares", "received"):
+        with pytest.raises(ValueError, match=f"storage of {name}"):
+            code.weigh(draw(1, 30, 5), 0, TileSums(**{name: cut_short(draw(1, 30))}))
+    with pytest.raises(NotPlainError, match="got a tensor without memory of its own"):
+        attend(bias=draw(1, 2, 3, 5).to_sparse())
 
 
 class Strange(torch.Tensor):
