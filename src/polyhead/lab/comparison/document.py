@@ -39,7 +39,9 @@ def document(
         found = results.get(name, {})
         row: dict[str, Any] = {
             "variant": name,
-            "described": config.layers[0].attention.described,
+            "described": " and ".join(
+                dict.fromkeys(layer.attention.described for layer in config.layers)
+            ),
             "parameters": parameters(config),
             "parameters_more": parameters(config) - reference,
             "hidden_dim": config.layers[0].feed_forward.widths()["hidden_dim"],

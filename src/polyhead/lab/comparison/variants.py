@@ -6,6 +6,13 @@
     mla:R+D      a latent of R features and a rotated key of D features (DeepSeek-V2, 2024)
     window:W     mha, and a query sees the W tokens up to its own
     heads:H      mha with H heads, each E / H features wide
+    gated        mha whose outputs are gated (Qiu et al. 2025)
+    diff         differential attention (Ye et al. 2024)
+    dsa:K        mla of 4 D + D / 2 features to the K keys that an indexer chooses (V3.2, 2025)
+    gdn          gated DeltaNet (Yang et al. 2024)
+    kda          Kimi delta attention (2025)
+    mamba2       Mamba-2 (Dao & Gu 2024)
+    hybrid:N+M   N layers of gated DeltaNet, then M of mha, and so on
 
 Layouts differ in their parameters. What a variant has less than ``mha``, its feed-forward networks
 have more: their hidden features are chosen so that the parameters of the whole decoder are as near
@@ -21,11 +28,18 @@ from dataclasses import dataclass
 from polyhead._utils.checks import check_int
 from polyhead.config import (
     AttentionConfig,
+    DifferentialAttentionConfig,
     FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedDeltaNetConfig,
     HeadLayout,
+    IndexerConfig,
+    KimiDeltaAttentionConfig,
     LatentAttentionConfig,
     LayerConfig,
+    Mamba2Config,
     RopeConfig,
+    SparseLatentAttentionConfig,
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, InputError
@@ -67,16 +81,17 @@ class Variant:
 
     Attributes:
         name: As it is written on the command line, such as ``"gqa:4"``.
-        make: The layout from the sizes of a decoder and ``numbers``.
+        make: From the sizes of a decoder and ``numbers`` the layout, or one for each layer.
     """
 
     name: str
-    make: Callable[..., HeadLayout]
+    make: Callable[..., HeadLayout | tuple[HeadLayout, ...]]
     numbers: tuple[int, ...]
 
-    def layout(self, sizes: Sizes) -> HeadLayout:
-        """The attention of a decoder of these sizes."""
-        return self.make(sizes, *self.numbers)
+    def layouts(self, sizes: Sizes) -> tuple[HeadLayout, ...]:
+        """The attention of each layer of a decoder of these sizes."""
+        made = self.make(sizes, *self.numbers)
+        return made if isinstance(made, tuple) else (made,) * sizes.layers
 
     @property
     def slug(self) -> str:
@@ -99,7 +114,8 @@ def variant(name: str) -> Variant:
             return Variant(name, make, numbers)
     raise InputError(
         f"no variant {name!r}: a variant is mha, mqa, gqa:G (key/value heads), mla:R+D (latent + "
-        "rotated features), window:W (tokens) or heads:H"
+        "rotated features), window:W (tokens), heads:H, gated, diff, dsa:K (keys), gdn, kda, "
+        "mamba2 or hybrid:N+M (layers of gdn + layers of mha)"
     )
 
 
@@ -130,17 +146,17 @@ def decoder(which: Variant, sizes: Sizes) -> TransformerConfig:
         ConfigError: A layout that these sizes do not allow, or one with so many parameters that
             nothing is left for the feed-forward networks.
     """
-    wanted = parameters(_decoder(variant(REFERENCE).layout(sizes), sizes, sizes.hidden_dim))
-    layout = which.layout(sizes)
-    least = parameters(_decoder(layout, sizes, 1))
-    each = parameters(_decoder(layout, sizes, 2)) - least
+    wanted = parameters(_decoder(variant(REFERENCE).layouts(sizes), sizes, sizes.hidden_dim))
+    layouts = which.layouts(sizes)
+    least = parameters(_decoder(layouts, sizes, 1))
+    each = parameters(_decoder(layouts, sizes, 2)) - least
     hidden = 1 + round((wanted - least) / each)
     if hidden < 1:
         raise ConfigError(
             f"{which.name} has so many parameters that nothing is left for its feed-forward "
             f"networks at {wanted:,} parameters: take fewer latent features"
         )
-    return _decoder(layout, sizes, hidden)
+    return _decoder(layouts, sizes, hidden)
 
 
 def parameters(config: TransformerConfig) -> int:
@@ -154,10 +170,11 @@ def parameters(config: TransformerConfig) -> int:
     return sum(piece.count for piece in found) + norm
 
 
-def _decoder(layout: HeadLayout, sizes: Sizes, hidden_dim: int) -> TransformerConfig:
-    layer = LayerConfig(layout, FeedForwardConfig(hidden_dim))
+def _decoder(layouts: Sequence[HeadLayout], sizes: Sizes, hidden_dim: int) -> TransformerConfig:
+    network = FeedForwardConfig(hidden_dim)
+    layers = tuple(LayerConfig(each, network) for each in layouts)
     return TransformerConfig(
-        "decoder", sizes.vocab_size, sizes.embed_dim, sizes.max_positions, (layer,) * sizes.layers
+        "decoder", sizes.vocab_size, sizes.embed_dim, sizes.max_positions, layers
     )
 
 
@@ -185,11 +202,55 @@ def _heads(sizes: Sizes, heads: int) -> HeadLayout:
     return AttentionConfig(heads, heads, _head_dim(sizes, heads), rope=RopeConfig())
 
 
-_KINDS: tuple[tuple[str, Callable[..., HeadLayout]], ...] = (
+def _differential(sizes: Sizes) -> HeadLayout:
+    size = _head_dim(sizes, sizes.heads)
+    return DifferentialAttentionConfig(sizes.heads, sizes.heads, size, rope=RopeConfig())
+
+
+def _gated(sizes: Sizes) -> HeadLayout:
+    size = _head_dim(sizes, sizes.heads)
+    return GatedAttentionConfig(sizes.heads, sizes.heads, size, rope=RopeConfig())
+
+
+def _chosen(sizes: Sizes, keys: int) -> HeadLayout:
+    size = _head_dim(sizes, sizes.heads)
+    rotated = max(2, size // 4 * 2)
+    return SparseLatentAttentionConfig(
+        sizes.heads, 4 * size, size, rotated, size, q_lora_rank=sizes.embed_dim // 2,
+        rope=RopeConfig(), indexer=IndexerConfig(16, max(rotated, size), keys),
+    )  # fmt: skip
+
+
+def _states(kind: Callable[..., HeadLayout]) -> Callable[[Sizes], HeadLayout]:
+    def make(sizes: Sizes) -> HeadLayout:
+        size = _head_dim(sizes, sizes.heads)
+        return kind(sizes.heads, sizes.heads, size, size)
+
+    return make
+
+
+def _mamba2(sizes: Sizes) -> HeadLayout:
+    return Mamba2Config(sizes.heads, 1, 2 * (size := _head_dim(sizes, sizes.heads)), size)
+
+
+def _hybrid(sizes: Sizes, states: int, full: int) -> tuple[HeadLayout, ...]:
+    state, heads = _states(GatedDeltaNetConfig)(sizes), _grouped(sizes, sizes.heads)
+    each = states + full
+    return tuple(state if i % each < states else heads for i in range(sizes.layers))
+
+
+_KINDS: tuple[tuple[str, Callable[..., HeadLayout | tuple[HeadLayout, ...]]], ...] = (
     ("mha", lambda sizes: _grouped(sizes, sizes.heads)),
     (r"gqa:(\d{1,9})", _grouped),
     ("mqa", lambda sizes: _grouped(sizes, 1)),
     (r"mla:(\d{1,9})\+(\d{1,9})", _latent),
     (r"window:(\d{1,9})", lambda sizes, window: _grouped(sizes, sizes.heads, window)),
     (r"heads:(\d{1,9})", _heads),
+    ("gated", _gated),
+    ("diff", _differential),
+    (r"dsa:(\d{1,9})", _chosen),
+    ("gdn", _states(GatedDeltaNetConfig)),
+    ("kda", _states(KimiDeltaAttentionConfig)),
+    ("mamba2", _mamba2),
+    (r"hybrid:(\d{1,9})\+(\d{1,9})", _hybrid),
 )
