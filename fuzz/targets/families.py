@@ -33,6 +33,7 @@ SIZES: dict[str, Any] = {
     "max_source_positions": 32,
     "rotary_dim": 8,
     "v_head_dim": 8,
+    "mamba_n_heads": 8,
     "attention_types": [[["global", "local"], 1]],
 }
 """Instead of a family's own, which are those of a large model."""
