@@ -248,10 +248,10 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return max(first, 1 + second)
 
     def with_num_kv_heads(self, num_kv_heads: int) -> AttentionConfig:
-        return replace(self, num_kv_heads=_divisor(self.num_heads, num_kv_heads))
+        return replace(self, num_kv_heads=greatest_divisor(self.num_heads, num_kv_heads))
 
 
-def _divisor(number: int, most: int) -> int:
+def greatest_divisor(number: int, most: int) -> int:
     """The greatest divisor that is at most ``most``."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return max(d for d in (*small, *(number // d for d in small)) if d <= max(1, most))

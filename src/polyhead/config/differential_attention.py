@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from polyhead.config.attention import AttentionConfig
+from polyhead.config.attention import AttentionConfig, greatest_divisor
 from polyhead.config.layout import NORMED_HALF, CallCost, shared
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.parameter_groups import ParameterGroup
@@ -74,8 +74,8 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
 
     def with_num_kv_heads(self, num_kv_heads: int) -> AttentionConfig:
         """As many kv heads at most, and two at least, which make a pair."""
-        most, H = max(2, min(num_kv_heads, self.num_heads)), self.num_heads
-        return replace(self, num_kv_heads=max(g for g in range(2, most + 1, 2) if not H % g))
+        pairs = greatest_divisor(self.num_heads // 2, num_kv_heads // 2)
+        return replace(self, num_kv_heads=2 * pairs)
 
     def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool

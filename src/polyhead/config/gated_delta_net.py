@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from polyhead.config.attention import greatest_divisor
 from polyhead.config.data import check_whole
 from polyhead.config.layout import CallCost, HeadLayout, shared
 from polyhead.config.memories import Memory, State, Tail
@@ -105,10 +106,7 @@ class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
         return max(convolved, 2 * C + 8 * V) + 2 * V + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> GatedDeltaNetConfig:
-        most = max(1, min(num_kv_heads, self.num_heads))
-        return replace(
-            self, num_key_heads=max(g for g in range(1, most + 1) if not self.num_heads % g)
-        )
+        return replace(self, num_key_heads=greatest_divisor(self.num_heads, num_kv_heads))
 
 
 @dataclass(frozen=True)
