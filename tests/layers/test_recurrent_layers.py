@@ -276,3 +276,17 @@ def test_a_short_convolution_is_that_of_torch():
     torch.testing.assert_close(mine(x, mask=ph.Causal()), mine.o_proj(c * mixed.mT))
     loss = mine(x, mask=ph.Causal()).square().sum()
     assert all(grad.any() for grad in torch.autograd.grad(loss, [*mine.parameters()]))
+
+
+@each_kind
+def test_new_convolutions_and_decays_are_drawn_as_documented(kind):
+    mine = layer(kind)
+    bound = mine.config.conv_kernel**-0.5
+    assert 0.95 * bound < mine.conv_weight.abs().max() <= bound
+    if kind == "Mamba-2":
+        torch.testing.assert_close(mine.A_log.exp(), torch.arange(1.0, 5.0))
+        assert (mine.D == 1).all()
+    elif hasattr(mine, "A_log"):
+        assert (mine.A_log.exp() <= 16).all()
+    if hasattr(mine, "dt_bias"):
+        assert (mine.dt_bias == 1).all()
