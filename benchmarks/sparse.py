@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import polyhead as ph
-from polyhead.semantics import DenseSource, choose_keys
+from polyhead.kernels.choosing import choose_keys
+from polyhead.semantics import DenseSource
 
 Ways = tuple[str, Callable[[], Tensor], Callable[[], Tensor], Callable[[], Tensor]]
 

@@ -22,11 +22,12 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.kernels.choosing import choose_keys
 from polyhead.layers import MultiHeadLatentAttention, SparseLatentAttention
 from polyhead.models import Transformer
 from polyhead.parallel.classes import check_classes
 from polyhead.planning.flops import attention_flops
-from polyhead.semantics import DenseSource, choose_keys, index_scores
+from polyhead.semantics import DenseSource, index_scores
 
 E, TOP = 32, 6
 SIZES = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}

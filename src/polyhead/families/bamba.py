@@ -18,7 +18,6 @@ from polyhead.families.common.mamba2 import (
 )
 from polyhead.families.common.plain import Plain
 from polyhead.families.common.reading import read_network
-from polyhead.families.common.rope import stated_length, write_rope
 from polyhead.families.common.tables import ATTENTION, FREQUENCIES
 from polyhead.families.common.tensors import Rule, Tensors, under
 
@@ -43,13 +42,6 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     if full is None or state is None or full.rope is None:
         raise ConfigError("this family needs layers of attention and of Mamba-2")
     return {
-        "num_attention_heads": full.num_heads,
-        "num_key_value_heads": full.num_kv_heads,
-        "head_dim": full.head_dim,
-        "attention_bias": full.qkv_bias,
-        "attention_dropout": full.dropout,
-        "max_position_embeddings": stated_length(full.rope, config.max_positions),
-        **write_rope(full.rope, full.head_dim),
         "attn_layer_indices": [i for i, each in enumerate(found) if each == full],
         **write_mamba2(state, config.embed_dim),
     }

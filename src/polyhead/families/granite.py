@@ -37,7 +37,7 @@ from polyhead.families.common.reading import (
     read_rms_norm,
     read_sizes,
 )
-from polyhead.families.common.rope import reach, read_rope, stated_length, write_rope
+from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.steps import PerExpert, Rows
 from polyhead.families.common.tables import (
     AROUND_LAYERS,
@@ -180,11 +180,7 @@ def write_hybrid(config: TransformerConfig) -> dict[str, Any]:
     if state is None:
         raise ConfigError("this family needs a layer of Mamba-2: got none")
     expert = getattr(network, "expert", network)
-    values |= {
-        "num_attention_heads": full.num_heads,
-        "num_key_value_heads": full.num_kv_heads,
-        "attention_bias": full.qkv_bias,
-        "attention_dropout": full.dropout,
+    return values | {
         "position_embedding_type": "nope" if full.rope is None else "rope",
         "layer_types": [FULL if each == full else LINEAR for each in found],
         "num_local_experts": getattr(network, "num_experts", 0),
@@ -192,10 +188,6 @@ def write_hybrid(config: TransformerConfig) -> dict[str, Any]:
         "shared_intermediate_size": getattr(network, "shared", network).hidden_dim,
         **write_mamba2(state, config.embed_dim),
     }
-    if full.rope is None:
-        return values
-    length = stated_length(full.rope, config.max_positions)
-    return values | write_rope(full.rope, full.head_dim) | {"max_position_embeddings": length}
 
 
 def _network_beside(prefix: str) -> tuple[Rule, ...]:

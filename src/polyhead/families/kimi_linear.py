@@ -113,10 +113,6 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     dense = next((each for each in networks if isinstance(each, FeedForwardConfig)), None)
     kinds = ["sparse" if each is mixture else "dense" for each in networks]
     values = {
-        "num_attention_heads": full.num_heads,
-        "num_key_value_heads": full.num_heads,
-        "attention_bias": full.bias,
-        "attention_dropout": full.dropout,
         **write_attention(full),
         "linear_num_heads": state.num_heads,
         "linear_head_dim": state.head_k_dim,

@@ -22,7 +22,6 @@ from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import Plain
 from polyhead.families.common.reading import FULL, read_layer_types
-from polyhead.families.common.rope import stated_length, write_rope
 from polyhead.families.common.steps import PerExpert, Rows, Shaped
 from polyhead.families.common.tables import ATTENTION
 from polyhead.families.common.tensors import Rule, Tensors, under
@@ -127,11 +126,6 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     networks: list[Any] = [layer.feed_forward for layer in config.layers]
     dense = [each for each in networks if isinstance(each, FeedForwardConfig)]
     values = {
-        "num_attention_heads": full.num_heads,
-        "num_key_value_heads": full.num_kv_heads,
-        "head_dim": full.head_dim,
-        "max_position_embeddings": stated_length(full.rope, config.max_positions),
-        **write_rope(full.rope, full.head_dim),
         "norm_eps": config.layers[0].norm.eps,
         "conv_L_cache": 3 if convolution is None else convolution.conv_kernel,
         "conv_bias": False if convolution is None else convolution.bias,

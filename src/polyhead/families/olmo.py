@@ -37,7 +37,7 @@ from polyhead.families.common.reading import (
     read_rms_norm,
     read_sizes,
 )
-from polyhead.families.common.rope import reach, read_rope, stated_length, write_rope
+from polyhead.families.common.rope import reach, read_rope, write_rope
 from polyhead.families.common.steps import Shaped
 from polyhead.families.common.tables import (
     AFTER,
@@ -218,11 +218,7 @@ def write_hybrid(config: TransformerConfig) -> dict[str, Any]:
     state = next((each for each in found if each.kind == "gated_delta"), None)
     if full is None or state is None:
         raise ConfigError("this family needs layers of attention and of gated DeltaNet")
-    values = {
-        "num_attention_heads": full.num_heads,
-        "num_key_value_heads": full.num_kv_heads,
-        "attention_bias": full.qkv_bias,
-        "attention_dropout": full.dropout,
+    return {
         "layer_types": [FULL if each == full else LINEAR for each in found],
         "linear_num_value_heads": state.num_heads,
         "linear_num_key_heads": state.num_key_heads,
@@ -231,10 +227,6 @@ def write_hybrid(config: TransformerConfig) -> dict[str, Any]:
         "linear_conv_kernel_dim": state.conv_kernel,
         "linear_allow_neg_eigval": state.allow_neg_eigval,
     }
-    if full.rope is None:
-        return values
-    length = stated_length(full.rope, config.max_positions)
-    return values | write_rope(full.rope, full.head_dim) | {"max_position_embeddings": length}
 
 
 _BEFORE = {

@@ -30,7 +30,6 @@ from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import Plain
 from polyhead.families.common.reading import FULL, LINEAR, read_layer_types, read_network
-from polyhead.families.common.rope import stated_length, write_rope
 from polyhead.families.common.steps import At, Pieces, QKVOfStates, Shaped, Step
 from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
@@ -185,7 +184,7 @@ def _types(values: Mapping[str, Any]) -> list[str]:
 
 
 def write(config: TransformerConfig, *, mixed: bool = True) -> dict[str, Any]:
-    """Keys of these families; the shared ones are those of the attention layers.
+    """Keys of these families alone.
 
     Args:
         config: To be written.
@@ -200,13 +199,6 @@ def write(config: TransformerConfig, *, mixed: bool = True) -> dict[str, Any]:
     dense = [i for i, each in enumerate(networks) if isinstance(each, FeedForwardConfig)]
     mixture = next((each for each in networks if isinstance(each, MixtureConfig)), None)
     values = {
-        "num_attention_heads": full.num_heads,
-        "num_key_value_heads": full.num_kv_heads,
-        "head_dim": full.head_dim,
-        "attention_bias": full.qkv_bias,
-        "attention_dropout": full.dropout,
-        "max_position_embeddings": stated_length(full.rope, config.max_positions),
-        **write_rope(full.rope, full.head_dim),
         "partial_rotary_factor": (full.rope.dim or full.head_dim) / full.head_dim,
         "linear_num_value_heads": state.num_heads,
         "linear_num_key_heads": state.num_key_heads,

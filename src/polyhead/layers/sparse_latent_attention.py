@@ -25,6 +25,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
 )
 from polyhead.errors import ConfigError
+from polyhead.kernels.choosing import choose_keys
 from polyhead.layers import fused
 from polyhead.layers.handed import Handed, handed_to
 from polyhead.layers.hooks import Hooked
@@ -33,7 +34,7 @@ from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
-from polyhead.semantics import DenseSource, KeyValueSource, Mask, choose_keys
+from polyhead.semantics import DenseSource, KeyValueSource, Mask
 from polyhead.semantics.argument_hints import other_names
 
 
@@ -147,7 +148,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         if not isinstance(config, SparseLatentAttentionConfig) or config.q_lora_rank is None:
             raise ConfigError(f"config must be a SparseLatentAttentionConfig: got {config}")
         super()._build(embed_dim, config, rope)
-        self.top_k, self._reads = config.indexer.top_k, config.reads
+        self.top_k = config.indexer.top_k
         self.indexer = None
         if not config.reads:
             self.indexer = LightningIndexer(
@@ -175,7 +176,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         handed: Handed | None,
     ) -> tuple[KeyValueSource, Mask | None]:
         if self.indexer is None:
-            read = handed_to(handed, "selection", self._reads)
+            read = handed_to(handed, "selection", self.config.reads)
             held, mask = super()._remembered(
                 x, latent, of_queries, mask, at, positions, cache, handed
             )

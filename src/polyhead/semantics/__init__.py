@@ -15,7 +15,7 @@ from polyhead.semantics.biases import (
 from polyhead.semantics.call import Call, Specification
 from polyhead.semantics.drawing import draw_mask
 from polyhead.semantics.fire import FIRE
-from polyhead.semantics.index_scores import choose_keys, index_scores
+from polyhead.semantics.index_scores import index_scores
 from polyhead.semantics.masks import (
     BlockSparse,
     Causal,
@@ -62,7 +62,6 @@ __all__ = [
     "Window",
     "add_sinks",
     "alibi_slopes",
-    "choose_keys",
     "draw_mask",
     "index_scores",
     "merge_states",

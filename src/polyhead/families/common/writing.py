@@ -16,9 +16,11 @@ from polyhead.families.common.rope import stated_length, write_rope
 
 
 def write_common(config: TransformerConfig) -> dict[str, Any]:
-    """The shared keys, from the first layer and the model."""
+    """The shared keys, from the model, its first layer, and the first that keeps keys."""
     layer = config.layers[0]
-    attention: Any = layer.attention
+    found: list[Any] = [each.attention for each in config.layers]
+    keeping = (a for a in found if any(memory.keys_and_values for memory in a.memories))
+    attention = next(keeping, found[0])
     network: Any = layer.feed_forward
     values: dict[str, Any] = {
         "vocab_size": config.vocab_size,
