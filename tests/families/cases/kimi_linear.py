@@ -41,6 +41,5 @@ CASES = (
             ({}, {"linear_conv_kernel_dim": 2}, _STATED),
         ),
         tokens=80,
-        error=6e-4,  # as of qwen3_next
     ),
 )

@@ -53,6 +53,5 @@ CASES = (
             ({}, rope("linear", factor=4.0), {"rope_parameters": None}),
         ),
         tokens=80,
-        error=6e-4,  # as of qwen3_next
     ),
 )

@@ -23,9 +23,11 @@ _SPARSE = {**_SIZES, **_EXPERTS, "intermediate_size": None}
 _SECTIONS = rope(
     "default", partial_rotary_factor=0.5, mrope_section=[1, 1, 0], mrope_interleaved=True
 )
-# transformers takes states in chunks of 64 tokens, in float32: over all options its logits are up
-# to 4.0e-4 standard deviations from those of our model in float64, ours in float32 up to 2.0e-4.
-_LONG: dict[str, Any] = {"tokens": 80, "error": 6e-4}
+_TOKENS = 80  # transformers takes states in chunks of 64
+# In float32 its logits are then, over all options, up to 4.0e-4 standard deviations from our model
+# in float64 where there are experts (ours in float32 2.0e-4), and 6.1e-5 without (3.5e-5); gradients
+# of the two in float32 differ by up to 3.8e-4.
+_FAR: dict[str, Any] = {"tokens": _TOKENS, "error": 6e-4, "gradient_error": 6e-4}
 
 CASES = (
     Case(
@@ -38,18 +40,19 @@ CASES = (
             ({}, {"layer_types": None, "num_hidden_layers": 4, "full_attention_interval": 2}),
             ({}, rope("default", partial_rotary_factor=1.0)),
         ),
-        **_LONG,
+        **_FAR,
     ),
     Case(
         "qwen3_5_text",
         _SIZES,
         axes=(TIED, ({}, {"attention_bias": True}), ({}, _SECTIONS)),
-        **_LONG,
+        tokens=_TOKENS,
+        error=1e-4,
     ),
     Case(
         "qwen3_5_moe_text",
         _SPARSE,
         axes=(TIED, ({}, {"num_experts_per_tok": 1}), ({}, _SECTIONS)),
-        **_LONG,
+        **_FAR,
     ),
 )
