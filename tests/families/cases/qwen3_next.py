@@ -25,8 +25,8 @@ _SECTIONS = rope(
 )
 _TOKENS = 80  # transformers takes states in chunks of 64
 # In float32 its logits are then, over all options, up to 4.0e-4 standard deviations from our model
-# in float64 where there are experts (ours in float32 2.0e-4), and 6.1e-5 without (3.5e-5); gradients
-# of the two in float32 differ by up to 3.8e-4.
+# in float64 where there are experts (ours in float32 2.0e-4), and 6.1e-5 without (3.5e-5). The
+# gradients of the two in float32 differ by up to 3.8e-4.
 _FAR: dict[str, Any] = {"tokens": _TOKENS, "error": 6e-4, "gradient_error": 6e-4}
 
 CASES = (
