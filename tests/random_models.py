@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +16,7 @@ from polyhead.caches import ModelCache, Quantized
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
+    CrossLayerAttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
     HeadLayout,
@@ -164,6 +165,22 @@ class Drawn:
             residual_scale=self.one(1.0, 1.0, 0.5),
         )
 
+    def sharing(self, layers: list[LayerConfig]) -> list[LayerConfig]:
+        """The last layer reads the keys and values of the first, where that is of plain heads."""
+        source = layers[0].attention
+        if type(source) is not AttentionConfig:
+            return layers
+        own = {field.name: getattr(source, field.name) for field in fields(source)}
+        source = replace(
+            source,
+            v_norm=self.one(None, NormConfig(weight=False)),
+            values_from_keys=source.v_head_dim is None and self.chance(0.5),
+            hands_on_keys=True,
+        )
+        reader = CrossLayerAttentionConfig(**own | {"qkv_clip": None}, keys_of=0)
+        first, last = replace(layers[0], attention=source), replace(layers[-1], attention=reader)
+        return [first, *layers[1:-1], last]
+
     def config(self) -> TransformerConfig:
         heads, crosses = self.one(1, 2, 3, 4, 6), self.chance(0.1)
         biased, alibi = self.chance(0.1), False
@@ -177,6 +194,8 @@ class Drawn:
             ]
         if self.chance(0.3):
             layers = [layers[0]] * len(layers)
+        if len(layers) > 1 and self.chance(0.3):
+            layers = self.sharing(layers)
         encoder = tuple(
             replace(layer, cross_attention=None, attention=AttentionConfig(heads, heads, 8))
             for layer in layers[: 1 if crosses else 0]

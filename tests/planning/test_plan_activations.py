@@ -17,9 +17,10 @@ from torch import nn
 
 from allocations import measured
 from polyhead import native
-from polyhead.config import TransformerConfig
+from polyhead.config import PerLayerEmbeddingConfig, PerLayerInputConfig, TransformerConfig
 from polyhead.layers import (
     AttentionConfig,
+    CrossLayerAttentionConfig,
     DifferentialAttentionConfig,
     Experts,
     FeedForwardConfig,
@@ -75,6 +76,8 @@ class Case(NamedTuple):
     share: float = 1.0
     tokens: int = SHORT
     tiles: int = 0
+    second: LayerConfig | None = None
+    vectors: PerLayerEmbeddingConfig | None = None
 
 
 LAYERS = {
@@ -113,6 +116,16 @@ LAYERS = {
     "Mamba-2": Case(LayerConfig(Mamba2Config(16, 2, 32, 32), NARROW), share=0.6, tiles=CHUNKS),
     "convolution": Case(
         LayerConfig(ShortConvolutionConfig(width=512, conv_kernel=4), NARROW), share=0.6
+    ),
+    "keys of another layer": Case(
+        LayerConfig(heads(8, 8, 64, hands_on_keys=True), NARROW),
+        share=0.6,
+        second=LayerConfig(CrossLayerAttentionConfig(8, 8, 64, rope=RopeConfig()), NARROW),
+    ),
+    "vectors of layers": Case(
+        LayerConfig(heads(8, 2, 16), NARROW, per_layer_input=PerLayerInputConfig(256)),
+        share=0.6,
+        vectors=PerLayerEmbeddingConfig(500, 256),
     ),
     "mixture": Case(LayerConfig(heads(), MixtureConfig(GATED, 4, 2))),
     "shared expert": Case(LayerConfig(heads(), MixtureConfig(NARROW, 4, 2, shared=GATED))),
@@ -156,7 +169,8 @@ def test_planned_activations_are_those_that_are_allocated(
     elif native.code() is None:
         pytest.skip(f"no native code here: {native.unavailable()}")
     case = LAYERS[name]
-    config = TransformerConfig("decoder", 500, 256, 4096, (case.layer,) * 2)
+    layers = (case.layer, case.second or case.layer)
+    config = TransformerConfig("decoder", 500, 256, 4096, layers, per_layer_embedding=case.vectors)
     torch.manual_seed(0)
     model = Transformer(config).eval().to(getattr(torch, dtype))
     for layer in model.layers:

@@ -12,7 +12,8 @@ is a step::
         source = step.append("kv", k, v)             # attention(q, source)
     y = step.unpack(ys)
 
-A step that fails, or that leaves out a memory, leaves the cache as it was.
+A step that fails, or that leaves out a memory, leaves the cache as it was. What another layer
+remembers is no part of it: such a layer's steps count tokens alone.
 
 Shape letters: B batch, T new tokens, W width.
 """
@@ -170,13 +171,13 @@ class LayerCache(SequenceCache):
             if (shape := memory.keys_and_values) is not None:
                 storage = storage_of(shape, self.layout, quantized)
                 self._tokens[memory.name] = StoredCache(self.layout, storage, capacity)
-            else:
+            elif memory.borrowed is None:
                 self._parts[memory.name] = part_of(memory, self.spare)
 
     @property
     def names(self) -> list[str]:
-        """Names of the memories."""
-        return [memory.name for memory in self.memories]
+        """Names of the memories, without those that another layer keeps."""
+        return [memory.name for memory in self.memories if memory.borrowed is None]
 
     @contextmanager
     def step(self, x: Tensor, positions: Tensor | None = None) -> Iterator[Step]:

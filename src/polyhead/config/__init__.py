@@ -9,6 +9,7 @@ from polyhead.config.attention import (
     QueryTemperatureConfig,
     RelativeBiasConfig,
 )
+from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.data import Data
 from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
 from polyhead.config.embedding import (
@@ -28,10 +29,11 @@ from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Network
 from polyhead.config.mamba2 import Mamba2Config
-from polyhead.config.memories import Memory, PerToken, Pooled, State, Tail
+from polyhead.config.memories import Memory, OfLayer, PerToken, Pooled, State, Tail
 from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
@@ -43,6 +45,7 @@ __all__ = [
     "AttentionSpan",
     "AudioConfig",
     "CallCost",
+    "CrossLayerAttentionConfig",
     "Data",
     "DifferentialAttentionConfig",
     "EmbeddingConfig",
@@ -64,8 +67,11 @@ __all__ = [
     "MixtureConfig",
     "Network",
     "NormConfig",
+    "OfLayer",
     "ParameterGroup",
     "PatchConfig",
+    "PerLayerEmbeddingConfig",
+    "PerLayerInputConfig",
     "PerToken",
     "Pooled",
     "QKNormConfig",

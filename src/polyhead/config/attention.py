@@ -110,6 +110,9 @@ class AttentionConfig(HeadLayout, kind="heads"):
     it, for encoders (ModernBERT sees w/2 on either side: window w/2 + 1, window_ahead w/2).
     ``chunk``: positions are cut into runs of so many, and a query sees its own run (Llama 4).
     ``rope`` None is no rotation in this layer (SmolLM3, Cohere 2, EXAONE 4 leave it out in some).
+    ``v_norm``: values are normalized per head. ``values_from_keys``: keys as they are projected,
+    before norm and rotation, are the values too, and there is no projection of values (Gemma 4 has
+    both). ``hands_on_keys``: later layers of the model may read this one's keys and values.
     """
 
     num_kv_heads: int
@@ -127,6 +130,9 @@ class AttentionConfig(HeadLayout, kind="heads"):
     window_ahead: int | None = None  # None: no limit but the mask's
     chunk: int | None = None
     query_temperature: QueryTemperatureConfig | None = None
+    v_norm: NormConfig | None = None
+    values_from_keys: bool = False
+    hands_on_keys: bool = False
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim"):
@@ -154,6 +160,11 @@ class AttentionConfig(HeadLayout, kind="heads"):
                 raise ConfigError(
                     f"a layer has a window or a chunk: got window={self.window}, chunk={self.chunk}"
                 )
+        if self.values_from_keys and self.value_dim != self.head_dim:
+            raise ConfigError(
+                f"values_from_keys needs values of the keys' size {self.head_dim}: got "
+                f"v_head_dim={self.v_head_dim}"
+            )
         if self.qkv_clip is not None:
             check_positive("qkv_clip", self.qkv_clip)
         if self.softcap is not None and self.softcap <= 0:
@@ -168,6 +179,11 @@ class AttentionConfig(HeadLayout, kind="heads"):
     def has_k_bias(self) -> bool:
         """Whether the projection of keys has a bias."""
         return self.qkv_bias if self.k_bias is None else self.k_bias
+
+    @property
+    def projects_values(self) -> bool:
+        """Whether values are what a projection of their own makes of the layer's input."""
+        return self.v_norm is None and not self.values_from_keys
 
     @property
     def value_dim(self) -> int:
@@ -190,6 +206,14 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return (PerToken(self.num_kv_heads, self.head_dim, self.value_dim),)
 
     @property
+    def hands_on(self) -> frozenset[str]:
+        return frozenset(("keys",)) if self.hands_on_keys else frozenset()
+
+    @property
+    def handed_elements(self) -> int:
+        return self.kv.elements if self.hands_on_keys else 0
+
+    @property
     def attention_span(self) -> AttentionSpan:
         return AttentionSpan(self.window, self.window_ahead, self.chunk)
 
@@ -204,12 +228,13 @@ class AttentionConfig(HeadLayout, kind="heads"):
     ) -> Iterator[ParameterGroup]:
         E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
         C = embed_dim if context_dim is None else context_dim
-        made, held = self.output_heads, self.kv
-        for units, size, features, bias in (
-            (made, H // made * D, E, self.qkv_bias),
-            (held.num_kv_heads, held.key_dim, C, self.has_k_bias),
-            (held.num_kv_heads, held.value_dim, C, self.qkv_bias),
-        ):
+        made, held = self.output_heads, self._projected
+        projected = [(made, H // made * D, E, self.qkv_bias)]
+        if held is not None:
+            projected.append((held.num_kv_heads, held.key_dim, C, self.has_k_bias))
+            if not self.values_from_keys:
+                projected.append((held.num_kv_heads, held.value_dim, C, self.qkv_bias))
+        for units, size, features, bias in projected:
             yield ParameterGroup("attention", units, size * features)
             if bias:
                 yield ParameterGroup("attention", units, size, multiplied=False)
@@ -221,8 +246,17 @@ class AttentionConfig(HeadLayout, kind="heads"):
         if self.qk_norm is not None:
             size = self.qk_norm.norm.parameters(D)
             each = self.qk_norm.place == "full_width" or self.qk_norm.per_head
-            for units in (H, G):
+            for units in (H,) if held is None else (H, G):
                 yield ParameterGroup("norms", units if each else 1, size, multiplied=False)
+        if self.v_norm is not None and held is not None:
+            yield ParameterGroup(
+                "norms", 1, self.v_norm.parameters(self.value_dim), multiplied=False
+            )
+
+    @property
+    def _projected(self) -> PerToken | None:
+        """The keys and values that this layer makes of its input; None: it makes none."""
+        return self.kv
 
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * (self.head_dim + self.value_dim))

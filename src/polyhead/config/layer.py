@@ -11,6 +11,7 @@ from polyhead.config.data import Data, check_choice
 from polyhead.config.layout import HeadLayout, Network
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.config.per_layer import PerLayerInputConfig
 from polyhead.errors import ConfigError
 
 
@@ -29,6 +30,8 @@ class LayerConfig(Data):
         residual_scale: Factor of what attention and feed-forward network add to x (Granite,
             MiniCPM).
         attention_norm: False: this layer's attention reads x as it is (ModernBERT's first layer).
+        per_layer_input: How it reads a vector of every token that is its own (Gemma 3n and 4).
+        output_scale: Whether what it gives is multiplied by a learned number (Gemma 4).
     """
 
     attention: HeadLayout
@@ -40,6 +43,8 @@ class LayerConfig(Data):
     parallel: Literal["one norm", "two norms"] | None = None
     residual_scale: float = 1.0
     attention_norm: bool = True
+    per_layer_input: PerLayerInputConfig | None = None
+    output_scale: bool = False
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -51,6 +56,11 @@ class LayerConfig(Data):
             )
         if self.parallel is not None and self.cross_attention is not None:
             raise ConfigError("parallel attention and feed-forward have no cross_attention between")
+        if self.parallel is not None and (self.per_layer_input is not None or self.output_scale):
+            raise ConfigError(
+                "per_layer_input and output_scale need parallel=None: got parallel="
+                f"{self.parallel!r}"
+            )
         if not self.attention_norm and (self.norm_placement != "pre" or self.parallel is not None):
             raise ConfigError(
                 "attention_norm=False belongs to norm_placement 'pre' without parallel: got "
@@ -91,5 +101,9 @@ class LayerConfig(Data):
         if self.cross_attention is not None:
             yield from self.cross_attention.parameter_groups(embed_dim, context_dim)
         yield from self.feed_forward.parameter_groups(embed_dim)
+        if self.per_layer_input is not None:
+            yield from self.per_layer_input.parameter_groups(embed_dim)
+        if self.output_scale:
+            yield ParameterGroup("norms", 1, 1, multiplied=False)
         norm = ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
         yield from [norm] * self.norms

@@ -76,6 +76,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "kimi_delta": "polyhead.config.gated_delta_net",
         "mamba2": "polyhead.config.mamba2",
         "short_convolution": "polyhead.config.short_convolution",
+        "cross_layer": "polyhead.config.cross_layer",
     }
 
     num_heads: int
@@ -127,6 +128,19 @@ class HeadLayout(OneOfSeveral, ABC):
     def reads(self) -> Mapping[str, int]:
         """What this layer reads of earlier ones in the same call: a name, and a layer's number."""
         return {}
+
+    @property
+    def handed_elements(self) -> int:
+        """Numbers per token of what it hands on, which later layers keep alive without a cache."""
+        return 0
+
+    def check_source(self, what: str, source: HeadLayout) -> None:
+        """Raises ConfigError where ``source`` hands on what this layer cannot read.
+
+        Args:
+            what: A name among ``reads``.
+            source: The layer that it is read from, which hands it on.
+        """
 
     @property
     @abstractmethod

@@ -59,6 +59,11 @@ class Memory(ABC):
         return None
 
     @property
+    def borrowed(self) -> PerToken | None:
+        """Keys and values that another layer remembers; None: this layer remembers it itself."""
+        return None
+
+    @property
     @abstractmethod
     def valid(self) -> bool:
         """Whether its sizes are whole numbers above 0."""
@@ -98,6 +103,29 @@ class PerToken(Memory):
     @property
     def valid(self) -> bool:
         return _sizes(self.num_kv_heads, self.key_dim, self.value_dim)
+
+
+@dataclass(frozen=True)
+class OfLayer(Memory):
+    """What another layer remembers, read from there: no numbers of its own.
+
+    Attributes:
+        layer: Number of that layer.
+        keys: Its keys and values.
+        name: Its name among the layer's memories.
+    """
+
+    layer: int
+    keys: PerToken
+    name: str = "kv"
+
+    @property
+    def borrowed(self) -> PerToken | None:
+        return self.keys
+
+    @property
+    def valid(self) -> bool:
+        return type(self.layer) is int and self.layer >= 0 and self.keys.valid
 
 
 @dataclass(frozen=True)

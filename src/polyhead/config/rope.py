@@ -9,7 +9,9 @@ from typing import Literal
 from polyhead.config.data import Data
 from polyhead.errors import ConfigError, shortened
 
-RopeType = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "explicit"]
+RopeType = Literal[
+    "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional", "explicit"
+]
 
 
 # Required and optional fields of each scaling type; all have theta and dim.
@@ -26,6 +28,7 @@ _ROPE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("original_max_positions", "short_factor", "long_factor"),
         ("factor", "attention_factor"),
     ),
+    "proportional": ((), ("factor", "rotated")),
     "explicit": (("frequencies",), ("attention_factor",)),
 }
 
@@ -36,9 +39,10 @@ class RopeConfig(Data):
 
     ``dim`` is the number of rotated features of a head (None: all of them). ``frequencies`` of the
     type ``"explicit"`` are radians per position, one for each rotated pair; ``theta`` is then not
-    read. The other fields belong to the scaling types that read them; see
-    ``polyhead.layers.frequencies``. A field that the type does not read is refused: a model with
-    half of its scaling would load without error and be wrong.
+    read. ``rotated`` of the type ``"proportional"`` is the number of features whose pairs turn: the
+    first of a head and as many behind its middle. The other fields belong to the scaling types that
+    read them; see ``polyhead.layers.frequencies``. A field that the type does not read is refused:
+    a model with half of its scaling would load without error and be wrong.
 
     Raises:
         ConfigError: An unknown type, a field that is missing, or one that the type does not read.
@@ -60,6 +64,7 @@ class RopeConfig(Data):
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
     frequencies: tuple[float, ...] | None = None
+    rotated: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or self.type not in _ROPE_FIELDS:
@@ -86,6 +91,8 @@ class RopeConfig(Data):
         for name in ("beta_fast", "beta_slow"):
             if (getattr(self, name) or 0) < 0:
                 raise ConfigError(f"rope {name} must be at least 0: got {getattr(self, name)!r}")
+        if self.rotated is not None and (self.rotated < 0 or self.rotated % 2):
+            raise ConfigError(f"rope rotated must be an even number: got {self.rotated!r}")
         if self.type == "yarn" and self.theta == 1:
             raise ConfigError("rope type 'yarn' needs another theta than 1")
         if self.type == "longrope" and self.factor is None and self.attention_factor is None:

@@ -19,6 +19,7 @@ from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.norm import NormConfig
+from polyhead.config.per_layer import PerLayerEmbeddingConfig
 from polyhead.errors import ConfigError
 
 
@@ -78,6 +79,7 @@ class TransformerConfig(Data):
         logit_scale: Factor of the logits, before the softcap (Cohere; 1 / logits_scaling of
             Granite; 1/√E of T5 with a tied head).
         task: Classes or pooled states in place of logits; only without ``head``.
+        per_layer_embedding: Where layers read vectors of their own (``per_layer_input``).
         initial: How new weights are drawn. Configurations that differ in nothing else are equal.
     """
 
@@ -101,6 +103,7 @@ class TransformerConfig(Data):
     head_transform: HeadTransformConfig | None = None
     task: TaskHeadConfig | None = None
     logit_scale: float = 1.0
+    per_layer_embedding: PerLayerEmbeddingConfig | None = None
     initial: InitialConfig = field(default=InitialConfig(), compare=False)
 
     def __post_init__(self) -> None:
@@ -122,6 +125,7 @@ class TransformerConfig(Data):
             )
         if self.kind != "encoder-decoder" and self.encoder != EncoderConfig():
             raise ConfigError(f"encoder belongs to kind 'encoder-decoder': got kind={self.kind!r}")
+        _check_per_layer(self)
         _check_reads("layers", self.layers)
         _check_reads("encoder_layers", self.encoder_layers)
         _check_sharing("weights_of", self.weights_of, self.layers)
@@ -234,6 +238,20 @@ class TransformerConfig(Data):
             )
 
 
+def _check_per_layer(config: TransformerConfig) -> None:
+    """Raises unless the layers that read vectors of their own are given vectors of that size."""
+    made = config.per_layer_embedding
+    for i, layer in enumerate(config.layers):
+        read = layer.per_layer_input
+        if read is not None and (made is None or made.dim != read.dim):
+            raise ConfigError(
+                f"layers: layer {i} reads per_layer_input of {read.dim} features, which "
+                f"per_layer_embedding must make: got {made}"
+            )
+    if any(layer.per_layer_input is not None for layer in config.encoder_layers):
+        raise ConfigError("encoder_layers read no per_layer_input: there is none in an encoder")
+
+
 def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
     """Raises unless what every layer reads is handed on by an earlier one."""
     for i, layer in enumerate(layers):
@@ -243,6 +261,10 @@ def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
                     f"{name}: layer {i} reads the {what} of layer {source}, which must come before "
                     f"it and hand on its {what}"
                 )
+            try:
+                layer.attention.check_source(what, layers[source].attention)
+            except ConfigError as error:
+                raise ConfigError(f"{name}: layer {i}: {error}") from error
 
 
 def _check_sharing(name: str, weights_of: tuple[int, ...], layers: tuple[LayerConfig, ...]) -> None:

@@ -105,6 +105,11 @@ class Draft:
                 f"{what} needs heads with keys and values of their own: layer {index} is "
                 f"{found.described}"
             )
+        if not found.projects_values or found.hands_on_keys:
+            raise UnsupportedError(
+                f"{what} needs values that v_proj alone makes, and keys that no other layer reads: "
+                f"layer {index} has others"
+            )
         return found
 
     def latent(self, index: int, what: str) -> LatentAttentionConfig:

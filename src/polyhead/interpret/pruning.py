@@ -153,6 +153,8 @@ def _remaining(
             f"layer {layer} has ALiBi, whose slopes follow from the number of heads: without one, "
             "the others would change"
         )
+    if config.hands_on_keys:
+        raise UnsupportedError(f"layer {layer} hands its keys on, which other layers need whole")
     if config.qk_norm is not None and config.qk_norm.per_head:
         raise UnsupportedError(f"layer {layer} has a norm for each head: pruning does not cut it")
     if config.qk_norm is not None and config.qk_norm.place == "full_width":

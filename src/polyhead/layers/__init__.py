@@ -7,6 +7,7 @@ from is in ``polyhead.config``.
 
 from polyhead.config import (
     AttentionConfig,
+    CrossLayerAttentionConfig,
     DifferentialAttentionConfig,
     FeedForwardConfig,
     GatedAttentionConfig,
@@ -24,6 +25,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
@@ -43,6 +45,8 @@ __all__ = [
     "AttentionConfig",
     "AttentionHook",
     "AttentionRecord",
+    "CrossLayerAttention",
+    "CrossLayerAttentionConfig",
     "DifferentialAttention",
     "DifferentialAttentionConfig",
     "Experts",

@@ -31,8 +31,10 @@ from polyhead.layers.attention_parts import (
     ragged_positions,
     scale_by_temperature,
 )
+from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import fused_linear, linear
+from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import Bias, Causal, Chunk, DenseSource, KeyValueSource, Mask, Window
@@ -66,6 +68,7 @@ class MultiHeadAttention(Hooked):
         scale, softcap, dropout, rope: As the next call takes them; they may be assigned.
         q_proj, k_proj, v_proj, o_proj: The projections.
         q_norm, k_norm: With ``qk_norm``.
+        v_norm: With ``config.v_norm``.
         sinks: ``[H]`` learned scores that join the denominator only, or None.
 
     Raises:
@@ -73,6 +76,8 @@ class MultiHeadAttention(Hooked):
     """
 
     config_class: ClassVar[type[AttentionConfig]] = AttentionConfig
+    _has_keys: ClassVar[bool] = True
+    """Whether the layer makes keys and values of its own."""
     _fixed = frozenset(
         [
             "config",
@@ -88,8 +93,11 @@ class MultiHeadAttention(Hooked):
     )
 
     sinks: nn.Parameter | None
+    k_proj: nn.Linear
+    v_proj: nn.Linear
     q_norm: nn.Module
     k_norm: nn.Module
+    v_norm: nn.Module
 
     @other_names
     def __init__(
@@ -174,20 +182,29 @@ class MultiHeadAttention(Hooked):
         self.softcap, self.dropout = config.softcap, config.dropout
 
         self.q_proj = nn.Linear(embed_dim, H * D, bias=config.qkv_bias)
-        self.k_proj = nn.Linear(self.kdim, G * D, bias=config.has_k_bias)
-        self.v_proj = nn.Linear(self.vdim, G * V, bias=config.qkv_bias)
+        if self._has_keys:
+            self.k_proj = nn.Linear(self.kdim, G * D, bias=config.has_k_bias)
+            if not config.values_from_keys:
+                self.v_proj = nn.Linear(self.vdim, G * V, bias=config.qkv_bias)
         self.o_proj = nn.Linear(H * V, embed_dim, bias=config.out_bias)
         self.register_parameter("sinks", nn.Parameter(torch.zeros(H)) if config.sinks else None)
         self.qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
         if config.qk_norm is not None:
             self.q_norm = build_qk_norm(H, D, config.qk_norm)
-            self.k_norm = build_qk_norm(G, D, config.qk_norm)
+            if self._has_keys:
+                self.k_norm = build_qk_norm(G, D, config.qk_norm)
+        if config.v_norm is not None and self._has_keys:
+            self.v_norm = build_norm(V, config.v_norm)
         self.rope = rope
         if rope is None and config.rope is not None:
             self.rope = RoPE.from_config(config.rope, D)
         # If queries and keys are treated alike, one rotation turns both.
         self._rotates_together = (
-            self.rope is not None and config.qk_norm is None and config.query_temperature is None
+            self.rope is not None
+            and self._has_keys
+            and not config.values_from_keys
+            and config.qk_norm is None
+            and config.query_temperature is None
         )
 
         self._window: Mask | None = None
@@ -215,6 +232,7 @@ class MultiHeadAttention(Hooked):
         context_positions: Tensor | None = None,
         cache: KeyValueCache | None = None,
         kernel: str = "auto",
+        handed: Handed | None = None,
         **unknown: Any,
     ) -> Tensor:
         """Self-attention of ``x``, or its cross-attention to ``context``.
@@ -235,6 +253,8 @@ class MultiHeadAttention(Hooked):
             context_positions: ``[S]`` or ``[B, S]`` of ``context``; default 0 … S − 1.
             cache: What is remembered from earlier calls.
             kernel: ``"auto"`` or the name of a kernel.
+            handed: What layers of the same call of a model hand on, where the configuration says
+                that this one does or reads it.
             **unknown: Refused; the error says what polyhead calls an argument of torch's.
 
         Returns:
@@ -252,7 +272,7 @@ class MultiHeadAttention(Hooked):
         if unknown:
             refuse(type(self).__name__, unknown)
         if cache is not None:
-            check_cache(cache)
+            self._check_cache(cache)
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
         if context is not None and cache is not None and 0 < len(cache.lengths) < x.shape[0]:
@@ -270,7 +290,9 @@ class MultiHeadAttention(Hooked):
                 raise ValueError("context_positions need a context: got none")
             if positions is None and cache is not None:
                 positions = ragged_positions(cache, x)
-            q, source = self._self_attention(x, positions, cache)
+            q, source = self._self_attention(x, positions, cache, handed)
+            if handed is not None and self.config.hands_on_keys:
+                handed.hand_on("keys", source)
         else:
             q, source = self._cross_attention(x, context, positions, context_positions, cache)
         if self._window is not None:
@@ -296,12 +318,20 @@ class MultiHeadAttention(Hooked):
         joined = heads.transpose(1, 2).reshape(B, T, -1)
         return linear(joined, self._modules["o_proj"])
 
+    def _check_cache(self, cache: Any) -> None:
+        """Raises TypeError unless ``cache`` is one that this layer can use."""
+        check_cache(cache)
+
     def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
         """The heads' outputs ``[B, H, T, V]`` before ``o_proj``; other layouts change them here."""
         return heads
 
     def _self_attention(
-        self, x: Tensor, positions: Tensor | None, cache: KeyValueCache | None
+        self,
+        x: Tensor,
+        positions: Tensor | None,
+        cache: KeyValueCache | None,
+        handed: Handed | None,
     ) -> tuple[Tensor, KeyValueSource]:
         if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
             raise ValueError(
@@ -318,6 +348,13 @@ class MultiHeadAttention(Hooked):
         """q ``[B, H, T, D]``, k ``[B, G, T, D]``, v ``[B, G, T, V]`` of self-attention."""
         H, G, D = self.num_heads, self.num_kv_heads, self.head_dim
         modules = self._modules  # faster than attributes, which nn.Module looks up here
+        if self.config.values_from_keys:
+            q, k = fused.linears(x, modules["q_proj"], modules["k_proj"])
+            return (
+                self._queries(q, positions),
+                self._placed(k, G, "k_norm", positions),
+                self._values(k),
+            )
         projections = modules["q_proj"], modules["k_proj"], modules["v_proj"]
         joined = fused_linear(x, *projections) if self._rotates_together else None
         if joined is not None:
@@ -326,17 +363,28 @@ class MultiHeadAttention(Hooked):
             v = self._values(joined[..., (H + G) * D :])
             return qk[:, :H], qk[:, H:], v
         q, k, v = fused.linears(x, *projections)
-        placed = self._placed(q, H, "q_norm", positions)
+        return (
+            self._queries(q, positions),
+            self._placed(k, G, "k_norm", positions),
+            self._values(v),
+        )
+
+    def _queries(self, projected: Tensor, positions: int | Tensor) -> Tensor:
+        """``[B, T, H · D]`` as ``[B, H, T, D]``, as scores take them."""
+        q = self._placed(projected, self.num_heads, "q_norm", positions)
         if self._temperature is not None:
-            placed = scale_by_temperature(placed, positions, self._temperature)
-        return placed, self._placed(k, G, "k_norm", positions), self._values(v)
+            q = scale_by_temperature(q, positions, self._temperature)
+        return q
 
     def _values(self, projected: Tensor) -> Tensor:
         """``[B, T, G · V]`` as ``[B, G, T, V]``."""
         if self._clip is not None:
             projected = projected.clamp(-self._clip, self._clip)
         B, T, _ = projected.shape
-        return projected.view(B, T, self.num_kv_heads, self.v_head_dim).transpose(1, 2)
+        values = projected.view(B, T, self.num_kv_heads, self.v_head_dim)
+        if self.config.v_norm is not None:
+            values = self.v_norm(values)
+        return values.transpose(1, 2)
 
     def _placed(self, projected: Tensor, heads: int, norm: str, positions: int | Tensor) -> Tensor:
         """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalized and rotated."""
@@ -362,11 +410,7 @@ class MultiHeadAttention(Hooked):
         context_positions: Tensor | None,
         cache: KeyValueCache | None,
     ) -> tuple[Tensor, KeyValueSource]:
-        q = linear(x, self.q_proj)
-        at = 0 if positions is None else positions
-        q = self._placed(q, self.num_heads, "q_norm", at)
-        if self._temperature is not None:
-            q = scale_by_temperature(q, at, self._temperature)
+        q = self._queries(linear(x, self.q_proj), 0 if positions is None else positions)
         for_k, for_v = context if isinstance(context, tuple) else (context, context)
         if cache is not None and cache.length:
             if for_k.shape[1] != cache.length:
@@ -379,7 +423,9 @@ class MultiHeadAttention(Hooked):
         for name, c, dim in (("kdim", for_k, self.kdim), ("vdim", for_v, self.vdim)):
             if c.ndim != 3 or c.shape[0] != B or c.shape[2] != dim:
                 raise ValueError(f"context must be [B={B}, S, {name}={dim}]: got {list(c.shape)}")
-        if for_k is for_v:
+        if self.config.values_from_keys:
+            k = v = linear(for_k, self.k_proj)
+        elif for_k is for_v:
             k, v = fused.linears(for_k, self.k_proj, self.v_proj)
         else:
             k, v = linear(for_k, self.k_proj), linear(for_v, self.v_proj)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead._utils.checks import check_int
-from polyhead.caches import KeyValueCache, SequenceCache
+from polyhead.caches import KeyValueCache, LayerCache, SequenceCache
 from polyhead.config import ALiBiConfig, QKNormConfig, QueryTemperatureConfig
 from polyhead.errors import ConfigError
 from polyhead.layers.norms import HeadNorm, build_norm
@@ -81,6 +81,16 @@ def check_cache(cache: object) -> None:
     if isinstance(cache, type):
         raise TypeError(f"{said}: got the class {cache.__name__}; {called(cache)}")
     raise TypeError(f"{said}: got {type(cache).__name__}")
+
+
+def check_layer_cache(cache: object) -> LayerCache:
+    """``cache``; raises TypeError unless it is a ``LayerCache``."""
+    if isinstance(cache, LayerCache):
+        return cache
+    raise TypeError(
+        "cache must be a LayerCache of this layout's memories, as new_cache makes it: got "
+        f"{type(cache).__name__}"
+    )
 
 
 def default_head_dim(embed_dim: int, num_heads: int) -> int:

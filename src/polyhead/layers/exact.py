@@ -174,6 +174,18 @@ class SupportedFields:
         answers[key] = weakref.ref(config, lambda _: answers.pop(key, None)), answer
         return answer
 
+    def unknown(self, config: Data) -> str:
+        """What of ``config`` is not understood: its class or fields, as a phrase."""
+        known, kind = self._fields.get(type(config)), type(config).__name__
+        if known is None:
+            return kind
+        fields = (
+            f"{field.name}={value!s:.40}"
+            for field in dataclasses.fields(config)
+            if not self._understood(field, value := getattr(config, field.name), known)
+        )
+        return f"{kind} with {', '.join(fields)}"
+
     def _covered(self, config: Data) -> bool:
         known = self._fields.get(type(config))
         return known is not None and all(

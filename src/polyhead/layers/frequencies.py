@@ -8,6 +8,7 @@ types change those frequencies so that a model reads further than it was trained
     llama3     low frequencies divided, high ones kept, a ramp between (Llama 3.1)
     yarn       the same with a ramp over pairs, and a temperature (Peng et al. 2023, eqs. 18-25)
     longrope   a factor per pair, one set for short and one for long sequences (Ding et al. 2024)
+    proportional   the first pairs alone turn, with the exponents of all (Gemma 4)
     explicit   given one by one (converted models, whose pairs stand in another order)
 
 Everything is float32, operation by operation as in Hugging Face transformers: at position 60,000
@@ -51,6 +52,11 @@ def inverse_frequencies(config: RopeConfig, dim: int, length: int = 0) -> tuple[
         return _yarn(config, dim)
     if config.type == "longrope":
         return _longrope(config, dim, length)
+    if config.type == "proportional":
+        kept = _default(config.theta, dim) / (config.factor or 1.0)
+        pairs = torch.arange(dim // 2, device="cpu")
+        rotated = dim if config.rotated is None else config.rotated
+        return kept.where(pairs < rotated // 2, 0.0), 1.0
     if config.type == "explicit":
         return _explicit(config, dim)
     return _default(config.theta, dim), 1.0

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+EMBEDDING = -1
+"""The number under which the embedding hands on."""
+
 
 @dataclass(frozen=True)
 class Handed:
@@ -17,7 +20,8 @@ class Handed:
 
     Attributes:
         layer: Its number.
-        values: What all layers of the call have handed on so far, by layer and name.
+        values: What all layers of the call have handed on so far, by layer and name; what the
+            embedding hands on stands under ``EMBEDDING``.
     """
 
     layer: int
@@ -45,8 +49,8 @@ def handed_to(handed: Handed | None, what: str, reads: Mapping[str, int]) -> Any
     """
     source = reads[what]
     if handed is None or (source, what) not in handed.values:
+        name = "the embedding" if source == EMBEDDING else f"layer {source}"
         raise ValueError(
-            f"this layer reads the {what} of layer {source}: call it within its model, behind that "
-            "layer"
+            f"this layer reads the {what} of {name}: call it within its model, behind that"
         )
     return handed.values[source, what]

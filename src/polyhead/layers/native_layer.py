@@ -148,6 +148,15 @@ def last_part(config: LayerConfig) -> int:
     return NETWORK if network else ATTENTION if cross is None else CROSS_ATTENTION
 
 
+def _unknown(config: LayerConfig) -> str:
+    """What keeps ``last_part`` from getting anywhere, as a phrase."""
+    if not _KNOWN_AROUND.accepts(config):
+        return _KNOWN_AROUND.unknown(config)
+    if not native_export.KNOWN.accepts(config.attention):
+        return native_export.KNOWN.unknown(config.attention)
+    return f"{type(config.feed_forward).__name__} parallel to attention"
+
+
 def export_layer(
     code: Code, layer: nn.Module, x: Tensor, changed: Mapping[type, str]
 ) -> NativeLayer:
@@ -169,7 +178,7 @@ def export_layer(
     attention = parts["attention"]
     last = last_part(config)
     if not last:
-        raise NotExportableError(f"native code does not compute {config}")
+        raise NotExportableError(f"native code does not compute {_unknown(config)}")
     if changed:
         for each in layer.modules():
             if (change := changed.get(type(each))) is not None:

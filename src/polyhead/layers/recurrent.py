@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead._utils.checks import check_probability
-from polyhead.caches import LayerCache, SequenceCache
+from polyhead.caches import SequenceCache
 from polyhead.caches.layer_cache import Step
 from polyhead.config import HeadLayout
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.kernels.recurrence.dispatch import recurrence
-from polyhead.layers.attention_parts import check_sizes, ragged_positions
+from polyhead.layers.attention_parts import check_layer_cache, check_sizes, ragged_positions
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.positions import RoPE
 from polyhead.layers.record import hooks_here
@@ -120,14 +120,10 @@ class RecurrentLayer(Hooked):
         real = _real(mask, x, positions, cached=cache is not None)
         if cache is None:
             return self._over(x, real, kernel)
-        if not isinstance(cache, LayerCache):
-            raise TypeError(
-                f"cache must be a LayerCache of this layout's memories, as new_cache makes it: got "
-                f"{type(cache).__name__}"
-            )
+        held = check_layer_cache(cache)
         if positions is None:
-            positions = ragged_positions(cache, x)
-        with cache.step(x, positions) as step:
+            positions = ragged_positions(held, x)
+        with held.step(x, positions) as step:
             return step.unpack(self._run(step.pack(x), step.real, kernel, step))
 
     def _over(self, x: Tensor, real: Tensor | None, kernel: str) -> Tensor:

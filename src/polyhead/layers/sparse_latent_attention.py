@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.caches import LayerCache
 from polyhead.config import (
     IndexerConfig,
     LatentAttentionConfig,
@@ -27,6 +26,7 @@ from polyhead.config import (
 from polyhead.errors import ConfigError
 from polyhead.kernels.choosing import choose_keys
 from polyhead.layers import fused
+from polyhead.layers.attention_parts import check_layer_cache
 from polyhead.layers.handed import Handed, handed_to
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
@@ -158,11 +158,8 @@ class SparseLatentAttention(MultiHeadLatentAttention):
     def _check_cache(self, cache: Any) -> None:
         if self.indexer is None:
             super()._check_cache(cache)
-        elif not isinstance(cache, LayerCache):
-            raise TypeError(
-                f"cache must be a LayerCache of this layout's memories, as new_cache makes it: got "
-                f"{type(cache).__name__}"
-            )
+        else:
+            check_layer_cache(cache)
 
     def _remembered(
         self,

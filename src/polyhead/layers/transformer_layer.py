@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal, Self
 
+import torch
 from torch import Tensor, nn
 
 from polyhead._utils.checks import check_bool, check_probability
@@ -39,6 +40,7 @@ from polyhead.layers.fused import dropped
 from polyhead.layers.handed import Handed
 from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, LAYER_TYPES, NETWORK
 from polyhead.layers.norms import build_norm
+from polyhead.layers.per_layer import PerLayerInput
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import build_attention, build_network
 from polyhead.semantics import Bias, Mask
@@ -155,6 +157,7 @@ class TransformerLayer(Fixed):
         self._norms_in = config.norm_placement in ("pre", "sandwich")
         self._norms_out = config.norm_placement in ("sandwich", "after")
         self._scale = config.residual_scale
+        self._hands = bool(config.attention.hands_on or config.attention.reads)
         self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
         parts = ["attention", "feed_forward"]
@@ -169,6 +172,10 @@ class TransformerLayer(Fixed):
             )
             parts.append("cross_attention")
         self.feed_forward = build_network(embed_dim, config.feed_forward)
+        if config.per_layer_input is not None:
+            self.per_layer_input = PerLayerInput(embed_dim, config.per_layer_input)
+        if config.output_scale:
+            self.output_scale = nn.Parameter(torch.ones(1))
         for part in parts:
             for name, there in (("norm", config.has_norm(part)), ("out_norm", self._norms_out)):
                 norm = build_norm(embed_dim, config.norm) if there else None
@@ -176,9 +183,8 @@ class TransformerLayer(Fixed):
 
     @property
     def takes_handed(self) -> bool:
-        """Whether its attention hands something on to later layers, or reads it."""
-        attention = self.config.attention
-        return bool(attention.hands_on or attention.reads)
+        """Whether it hands something on to later layers, or reads it."""
+        return self._hands or self.config.per_layer_input is not None
 
     def forward(
         self,
@@ -234,7 +240,6 @@ class TransformerLayer(Fixed):
             stepped = step(self, x, given)
             if stepped is not None:
                 x, done = stepped
-        more = {} if handed is None else {"handed": handed}
         return self.forward_from(
             x,
             done,
@@ -246,7 +251,7 @@ class TransformerLayer(Fixed):
             cache=cache,
             context_cache=context_cache,
             kernel=kernel,
-            **more,
+            handed=handed,
         )
 
     def forward_from(
@@ -258,6 +263,7 @@ class TransformerLayer(Fixed):
         context_mask: Mask | None,
         context_cache: KeyValueCache | None,
         kernel: str,
+        handed: Handed | None = None,
         **attention: Any,
     ) -> Tensor:
         """What the parts behind the first ``done`` make of ``x``, one module after the other.
@@ -269,10 +275,13 @@ class TransformerLayer(Fixed):
             context_mask: Who may look at which tokens of it.
             context_cache: Cache of the cross-attention.
             kernel: ``"auto"`` or the name of a kernel.
+            handed: What layers of the same call hand on.
             **attention: What only the self-attention is given.
         """
         if done < ATTENTION:
             h = self._entered(x, "attention_norm")
+            if self._hands:
+                attention["handed"] = handed
             beside = self._beside(x, h) if self.config.parallel is not None else None
             h = self.attention(h, kernel=kernel, **attention)
             if beside is not None:
@@ -288,7 +297,10 @@ class TransformerLayer(Fixed):
             h = self._entered(x, "feed_forward_norm")
             h = self.feed_forward(h)
             x = self._joined(x, h, "feed_forward")
-        return x
+        if self.config.per_layer_input is not None:
+            h = x  # what the network gave is freed
+            x = self.per_layer_input(x, handed)
+        return x * self.output_scale if self.config.output_scale else x
 
     def _beside(self, x: Tensor, normed: Tensor) -> Tensor:
         """The output of a feed-forward network that runs parallel to attention."""

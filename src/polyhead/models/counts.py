@@ -40,6 +40,7 @@ class ParameterCounts:
 _PARTS = {
     "embedding": "embedding",
     "encoder_embedding": "embedding",
+    "per_layer_embedding": "embedding",
     "head": "head",
     "task": "head",
 }
@@ -62,8 +63,9 @@ def count_parameters(model: nn.Module) -> ParameterCounts:
 
 def _part(name: str) -> str:
     places = name.split(".")
-    if any(place == "norm" or place.endswith("_norm") for place in places):
+    if any(place in ("norm", "output_scale") or place.endswith("_norm") for place in places):
         return "norms"
     if places[0] in _PARTS:
         return _PARTS[places[0]]
-    return "feed_forward" if "feed_forward" in places else "attention"
+    network = "feed_forward" in places or "per_layer_input" in places
+    return "feed_forward" if network else "attention"

@@ -72,6 +72,11 @@ def projections_of(model: Transformer, layer: int) -> MultiHeadAttention:
             f"layer {layer} is a {type(module).__name__}: this needs a MultiHeadAttention, whose "
             "heads are rows of q_proj, k_proj and v_proj and columns of o_proj"
         )
+    if not module.config.projects_values:
+        raise UnsupportedError(
+            f"layer {layer} normalizes its values or makes them of its keys: this needs values "
+            "that v_proj alone makes"
+        )
     if any(isinstance(part, LoraLinear) for part in model.modules()):
         raise UnsupportedError(
             "this reads weights, and the model has an adapter beside them: call merge() of the "

@@ -26,7 +26,7 @@ from polyhead.semantics import Mask, RelativeBias
 def stack(
     embed_dim: int,
     configs: tuple[LayerConfig, ...],
-    ropes: dict[RopeConfig, RoPE],
+    ropes: dict[tuple[RopeConfig, int], RoPE],
     *,
     weights_of: tuple[int, ...] = (),
     context_dim: int | None = None,
@@ -44,7 +44,8 @@ def stack(
     for config in configs:
         rope = None
         if (data := config.attention.rope) is not None:
-            rope = ropes.setdefault(data, RoPE.from_config(data, config.attention.rope_head_dim))
+            dim = config.attention.rope_head_dim
+            rope = ropes.setdefault((data, dim), RoPE.from_config(data, dim))
         layers.append(
             TransformerLayer.from_config(embed_dim, config, rope=rope, context_dim=context_dim)
         )
@@ -102,6 +103,7 @@ def run_layers(
     context_caches: Sequence[SequenceCache | None],
     recompute: bool = False,
     plan: DecodePlan | None = None,
+    handed: Handed | None = None,
 ) -> Tensor:
     """``x`` behind all layers: those that can take a step together in one call, others alone.
 
@@ -119,10 +121,10 @@ def run_layers(
         context_caches: Of each layer, or None.
         recompute: Whether what layers without a cache compute is computed again for gradients.
         plan: How they take a few tokens together; None: they do not.
+        handed: What the embedding hands on, where it does.
     """
     together = plan is not None and positions is None and kernel in ("auto", "native")
     parts = [*zip(layers, biases, caches, context_caches, strict=True)]
-    handed: Handed | None = None
     at = part = 0
     while at < len(parts):
         if together and plan is not None:

@@ -23,8 +23,10 @@ from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
 from polyhead.layers.fixed import Fixed
+from polyhead.layers.handed import EMBEDDING, Handed
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
+from polyhead.layers.per_layer import PerLayerEmbedding
 from polyhead.layers.positions import RoPE
 from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.models.counts import ParameterCounts, count_parameters
@@ -50,6 +52,7 @@ class Transformer(Fixed):
         encoder_layers: The encoder's, of an encoder-decoder; empty elsewhere.
         final_norm, encoder_final_norm: Over the last layer's output, or None.
         encoder_embedding: The encoder's own, where ``config.encoder.embedding`` asks for one.
+        per_layer_embedding: Vectors of every token for each layer, or None.
         relative_bias, encoder_relative_bias: Tables of T5's bias, or None.
         head: Holds ``weight`` where the head is untied, ``bias`` and ``transform`` where there
             are any.
@@ -66,7 +69,11 @@ class Transformer(Fixed):
         self.config = config
         E = config.embed_dim
         self.embedding = Embedding(config.vocab_size, E, config.max_positions, config.embedding)
-        ropes: dict[RopeConfig, RoPE] = {}
+        per_layer = config.per_layer_embedding
+        self.per_layer_embedding = (
+            None if per_layer is None else PerLayerEmbedding(E, len(config.layers), per_layer)
+        )
+        ropes: dict[tuple[RopeConfig, int], RoPE] = {}
         encoder = config.encoder
         self._encoder_dim = encoder.embed_dim or E
         self.layers = stack(
@@ -202,11 +209,12 @@ class Transformer(Fixed):
         count = len(self.config.layers)
         nothing = (None,) * count
         planned = cache is not None and not torch.compiler.is_compiling()
+        entered = [self.embedding(ids, start if positions is None else positions, segments)]
+        handed = self._handed(ids, entered[0])
         try:
             x = run_layers(
                 self.layers,
-                # No name of ours keeps it while layers compute.
-                self.embedding(ids, start if positions is None else positions, segments),
+                entered.pop(),  # no name of ours keeps it while layers compute
                 context,
                 mask=mask,
                 context_mask=context_mask,
@@ -217,6 +225,7 @@ class Transformer(Fixed):
                 kernel=kernel,
                 recompute=self.recompute,
                 plan=plan_for(cache, self.layers) if cache is not None and planned else None,
+                handed=handed,
             )
         except BaseException:
             # Interrupted between two layers, a cache would hold more tokens in some than in others.
@@ -232,6 +241,13 @@ class Transformer(Fixed):
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x
+
+    def _handed(self, ids: Tensor, x: Tensor) -> Handed | None:
+        """What the embedding hands on to the layers, or None."""
+        if self.per_layer_embedding is None:
+            return None
+        vectors = self.per_layer_embedding(ids, x)
+        return Handed(0, {(EMBEDDING, "per_layer_input"): vectors})
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[B, T, E]`` hidden states to ``[B, T, W]`` logits.

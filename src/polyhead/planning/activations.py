@@ -43,6 +43,13 @@ def activation_elements(
     stacks += [(context, shape) for shape in {*model.encoder_layers}]
     layers = [_layer(shape, dim, tokens, batch_size, ranks, half) for dim, shape in stacks]
     stream = context if model.encoder_layers else 0  # the encoder's output waits for the decoder
+    # What layers hand on stays to the end.
+    stream += sum(layer.attention.handed_elements for layer in model.layers) // ranks
+    if model.per_layer_embedding is not None:
+        # The vectors stay to the end; they are the sum of two of their size, one of them normed.
+        own = len(model.layers) * model.per_layer_embedding.dim
+        layers.append(max(2, NORMED_HALF if half else 1) * own + E)
+        stream += own
     head = 0 if model.head is None else -(-model.vocab_size // ranks)
     return batch_size * max(tokens * (max(layers) + stream), tokens * 2 * E + head)
 
@@ -56,6 +63,9 @@ def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int,
         attention = max(attention, E + crossing.peak_activation_elements(E, **given))
     # What came in, what goes on, the attention's output, and the norm of the sum.
     normed = 3 * E + (NORMED_HALF if half else 1) * E
-    return max(
-        2 * E + attention, normed, 3 * E + shape.feed_forward.peak_activation_elements(E, ranks)
-    )
+    network = 3 * E + shape.feed_forward.peak_activation_elements(E, ranks)
+    added = 0
+    if shape.per_layer_input is not None:
+        P = shape.per_layer_input.dim
+        added = 2 * E + max(3 * P, P + E, (1 + (NORMED_HALF if half else 1)) * E)
+    return max(2 * E + attention, normed, network, added)

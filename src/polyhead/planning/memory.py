@@ -58,6 +58,8 @@ class LayerCache:
     """Further keys and values of each token, of other kinds."""
     chosen: int | None = None
     """Keys that a query reads at most, where it chooses; None: all."""
+    borrowed: bool = False
+    """Whether another layer keeps its keys and values, which it only reads."""
 
     def bytes(self, tokens: int, batch_size: int) -> int:
         """Bytes allocated for ``tokens`` tokens in each of ``batch_size`` rows."""
@@ -66,7 +68,7 @@ class LayerCache:
             for memory in self.others
         )
         others += sum(each.bytes(tokens, batch_size) for each in self.more)
-        if not self.num_kv_heads:
+        if not self.num_kv_heads or self.borrowed:
             return others
         return others + cache_bytes(
             self.layout,
@@ -110,6 +112,8 @@ class LayerCache:
         """Bytes of one more token, while no window is full."""
         others = sum(m.token_elements * dtype_of(m, self.dtype).itemsize for m in self.others)
         others += sum(each.token_bytes for each in self.more)
+        if self.borrowed:
+            return others
         return others + sum(
             store.unit_bytes / store.tokens
             for store in self._stores()
@@ -146,8 +150,8 @@ def layer_cache(
     bits = kind if isinstance(kind, int) else None
     memories = shape.memories
     check_memories(memories)
-    kept = tuple(m for memory in memories if (m := memory.keys_and_values) is not None)
-    others = tuple(memory for memory in memories if memory.keys_and_values is None)
+    kept = tuple(m for memory in memories if (m := memory.keys_and_values or memory.borrowed))
+    others = tuple(memory for memory in memories if not (memory.keys_and_values or memory.borrowed))
     if others and ranks > 1:
         raise ConfigError(
             f"{type(shape).__name__} keeps {', '.join(map(str, others))}, which ranks cannot "
@@ -171,7 +175,8 @@ def layer_cache(
         each._stores()  # refuses options that contradict each other
     first = made[0] if made else LayerCache(layout, Plain(), 0, 0, 0, dtype)
     chosen = shape.attention_span.chosen
-    return replace(first, others=others, more=tuple(made[1:]), chosen=chosen)
+    borrowed = any(memory.borrowed for memory in memories)
+    return replace(first, others=others, more=tuple(made[1:]), chosen=chosen, borrowed=borrowed)
 
 
 def caches(

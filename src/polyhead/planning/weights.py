@@ -51,6 +51,8 @@ def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
     """Weights outside a stack's layers, without the encoder's."""
     E, W, tied = config.embed_dim, config.vocab_size, config.head == "tied"
     yield from config.embedding.parameter_groups(W, E, config.max_positions, read_whole=tied)
+    if config.per_layer_embedding is not None:
+        yield from config.per_layer_embedding.parameter_groups(E, len(config.layers))
     if config.final_norm is not None:
         yield ParameterGroup("norms", 1, config.final_norm.parameters(E), multiplied=False)
     if config.relative_bias is not None:

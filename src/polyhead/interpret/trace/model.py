@@ -67,6 +67,11 @@ def trace_model(
             f"layer {layer} is a {type(module).__name__}, whose heads have no keys and values of "
             "their own to show: trace a MultiHeadAttention"
         )
+    if not module.config.projects_values:
+        raise ValueError(
+            f"layer {layer} normalizes its values or makes them of its keys: trace a layer whose "
+            "v_proj alone makes them"
+        )
     if not 0 <= head < module.num_heads:
         raise ValueError(f"head must be from 0 to {module.num_heads - 1}: got {head}")
     said = Texts(language, "trace")
