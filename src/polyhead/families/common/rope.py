@@ -30,6 +30,7 @@ ROPE_FIELDS: Mapping[str, str] = {
     "long_factor": "long_factor",
 }
 
+PROPORTIONAL = "proportional"
 _KNOWS_TRAINED_LENGTH = ("llama3", "yarn", "longrope")
 
 
@@ -67,6 +68,8 @@ def read_rope(
         ConfigError: a key is not understood, contradicts another, or is not read by the type.
     """
     name, values = _either(keys, "rope_parameters", "rope_scaling")
+    if values.get("rope_type") == PROPORTIONAL and partial_rotary_factor is None:
+        partial_rotary_factor = 1.0
     inner = Keys(
         {key: value for key, value in values.items() if value is not None},
         f"{keys.where}: {keys.named(name)}",
@@ -120,8 +123,40 @@ def read_rope(
         raise inner.refused("original_max_position_embeddings", trained, "a whole number from 1")
     if rope_type == "yarn" or (rope_type == "longrope" and "attention_factor" not in fields):
         fields.setdefault("factor", max_positions / fields["original_max_positions"])
+    if rope_type == PROPORTIONAL:
+        return RopeConfig(theta, rope_type, rotated=int(part * head_dim // 2) * 2, **fields)
     rotated = int(head_dim * part)
     return RopeConfig(theta, rope_type, dim=None if rotated == head_dim else rotated, **fields)
+
+
+def read_ropes(
+    keys: Keys,
+    head_dims: Mapping[str, int],
+    max_positions: int,
+    defaults: Mapping[str, Mapping[str, Any]],
+) -> dict[str, RopeConfig]:
+    """The rotary embedding of each kind of layer, from ``rope_parameters`` with an object for each.
+
+    Args:
+        keys: the whole file.
+        head_dims: features of a head, by kind of layer.
+        max_positions: max_position_embeddings.
+        defaults: what each kind's object says where the file does not.
+    """
+    values = keys.take("rope_parameters", None)
+    if values is None:
+        values = {}
+    if not isinstance(values, Mapping) or values.keys() - defaults:
+        raise keys.refused("rope_parameters", values, f"an object with {' and '.join(defaults)}")
+    ropes = {}
+    for kind, default in defaults.items():
+        inner = values.get(kind) or default
+        if not isinstance(inner, Mapping):
+            raise keys.refused(f"rope_parameters.{kind}", inner, "an object")
+        given = {"rope_parameters": {"rope_theta": default["rope_theta"], **inner}}
+        one = Keys(given, f"{keys.where}: {kind}")
+        ropes[kind] = read_rope(one, head_dims.get(kind, 2), max_positions)
+    return ropes
 
 
 def reach(rope: RopeConfig, stated: int) -> int:
@@ -174,6 +209,25 @@ def write_rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
     if rope.type != "default":
         values["rope_scaling"] = {"rope_type": rope.type} | write_scaling(rope)
     return values
+
+
+def write_ropes(
+    ropes: Mapping[str, tuple[RopeConfig, int]], defaults: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The inverse of ``read_ropes``.
+
+    Args:
+        ropes: The rotary embedding and the features of a head, by kind of layer.
+        defaults: As of ``read_ropes``; they stand for kinds that no layer is.
+    """
+    written: dict[str, Any] = dict(defaults)
+    for kind, (rope, head_dim) in ropes.items():
+        values = {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
+        if rope.type == PROPORTIONAL:
+            rotated = head_dim if rope.rotated is None else rope.rotated
+            values["partial_rotary_factor"] = rotated / head_dim
+        written[kind] = values
+    return {"rope_parameters": written}
 
 
 def write_scaling(rope: RopeConfig) -> dict[str, Any]:

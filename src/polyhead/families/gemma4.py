@@ -1,0 +1,251 @@
+"""Gemma 4 (text, 2026): its keys of config.json.
+
+Gemma 3's mix of windows and full attention and its norms on both sides, with
+
+- heads of full attention that are wider, rotate their first pairs alone, and may have one
+  projection for keys and values;
+- values normalized as keys are, and scores that are not scaled;
+- last layers that read the keys and values of the last layer of their kind before them;
+- a vector of every token for each layer, beside the residual stream;
+- a learned factor of what each layer gives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from polyhead.config import (
+    AttentionConfig,
+    CrossLayerAttentionConfig,
+    EmbeddingConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    PerLayerEmbeddingConfig,
+    PerLayerInputConfig,
+    QKNormConfig,
+    TransformerConfig,
+)
+from polyhead.families.common.family import Family
+from polyhead.families.common.keys import Keys
+from polyhead.families.common.reading import (
+    FULL,
+    SLIDING,
+    read_activation,
+    read_decoder,
+    read_layer_types,
+    read_rms_norm,
+    read_sizes,
+)
+from polyhead.families.common.rope import read_ropes, write_ropes
+from polyhead.families.common.tables import SANDWICH
+from polyhead.families.common.tensors import Rule, Tensors, under
+from polyhead.families.common.writing import write_activation
+
+_ROPES = {
+    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+}
+_OVERRIDDEN = ("head_dim", "num_key_value_heads")
+
+
+def read(keys: Keys) -> TransformerConfig:
+    sizes, norm = read_sizes(keys), read_rms_norm(keys)
+    count = sizes.num_layers
+    default = [SLIDING if (i + 1) % 6 else FULL for i in range(count)]
+    kinds = [*read_layer_types(keys, count, default)[:-1], FULL]  # the last one always
+    keys.expect("use_bidirectional_attention", None, "vision")  # of images
+    one_projection, biased = keys.flag("attention_k_eq_v"), keys.flag("attention_bias")
+    own = _read_overrides(keys, kinds, one_projection=one_projection)
+    head_dims = {
+        kind: int(own.get(i, {}).get("head_dim", sizes.head_dim)) for i, kind in enumerate(kinds)
+    }
+    ropes = read_ropes(keys, head_dims, sizes.max_positions, _ROPES)
+    plain = sizes.attention(
+        qkv_bias=biased,
+        out_bias=biased,
+        qk_norm=QKNormConfig(norm),
+        scale=1.0,
+        dropout=keys.number("attention_dropout"),
+    )
+    window, dim = keys.whole("sliding_window"), keys.whole("hidden_size_per_layer_input")
+    attentions: list[AttentionConfig] = []
+    for i, kind in enumerate(kinds):
+        changed = own.get(i, {})
+        attentions.append(
+            replace(
+                plain,
+                head_dim=changed.get("head_dim", sizes.head_dim),
+                num_kv_heads=changed.get("num_key_value_heads", sizes.num_kv_heads),
+                rope=ropes[kind],
+                window=window if kind == SLIDING else None,
+                v_norm=replace(norm, weight=False),
+                values_from_keys=one_projection and kind == FULL,
+            )
+        )
+    first = count - keys.whole("num_kv_shared_layers")
+    if not 0 < first <= count:
+        raise keys.refused("num_kv_shared_layers", count - first, f"0 to {count - 1} layers")
+    _share(keys, attentions, kinds, first)
+    activation, hidden = read_activation(keys, "hidden_activation"), keys.size("intermediate_size")
+    wide = 2 if keys.flag("use_double_wide_mlp") else 1
+    input_config = PerLayerInputConfig(dim, activation, norm) if dim else None
+    layers = [
+        LayerConfig(
+            attention,
+            FeedForwardConfig(hidden if i < first else wide * hidden, activation=activation),
+            norm,
+            norm_placement="sandwich",
+            per_layer_input=input_config,
+            output_scale=True,
+        )
+        for i, attention in enumerate(attentions)
+    ]
+    vocab_size = keys.whole("vocab_size_per_layer_input")
+    return read_decoder(
+        keys,
+        layers,
+        max_positions=sizes.max_positions,
+        norm=norm,
+        embedding=EmbeddingConfig(scale=math.sqrt(sizes.embed_dim)),
+        logit_softcap=keys.number("final_logit_softcapping", None),
+        per_layer_embedding=PerLayerEmbeddingConfig(vocab_size, dim, norm) if dim else None,
+    )
+
+
+def _read_overrides(
+    keys: Keys, kinds: list[str], *, one_projection: bool
+) -> dict[int, dict[str, int]]:
+    """Sizes of the heads of single layers, as transformers writes them or as the first files do."""
+    wide: dict[str, int] = {"head_dim": keys.size("global_head_dim", 512)}
+    heads = keys.size("num_global_key_value_heads", None)
+    if one_projection and heads is not None:
+        wide["num_key_value_heads"] = heads
+    stated = keys.take("per_layer_config", None)
+    if stated is None:
+        return {i: wide for i, kind in enumerate(kinds) if kind == FULL}
+    names = {str(i): i for i in range(len(kinds))}
+    if not isinstance(stated, Mapping) or not {str(name) for name in stated} <= names.keys():
+        raise keys.refused("per_layer_config", stated, "an object of layers' numbers")
+    found: dict[int, dict[str, int]] = {}
+    for name, changed in stated.items():
+        inner = Keys(changed, f"{keys.where}: per_layer_config.{name}")
+        found[names[str(name)]] = {key: inner.size(key) for key in _OVERRIDDEN if inner.has(key)}
+        inner.finish()
+    return found
+
+
+def _share(keys: Keys, attentions: list[AttentionConfig], kinds: list[str], first: int) -> None:
+    """Layers from ``first`` on read the keys of the last layer of their kind before it."""
+    for i in range(first, len(kinds)):
+        sources = [j for j in range(first) if kinds[j] == kinds[i]]
+        if not sources:
+            raise keys.refused(
+                "num_kv_shared_layers", len(kinds) - first, f"a layer of {kinds[i]} before them"
+            )
+        source = attentions[sources[-1]]
+        attentions[sources[-1]] = replace(source, hands_on_keys=True)
+        own = {
+            name: getattr(source, name)
+            for name in ("qkv_bias", "out_bias", "qk_norm", "window", "rope", "scale", "dropout")
+        }
+        attentions[i] = CrossLayerAttentionConfig(
+            source.num_heads, source.num_kv_heads, source.head_dim, keys_of=sources[-1], **own
+        )
+
+
+def write(config: TransformerConfig) -> dict[str, Any]:
+    found: list[Any] = [layer.attention for layer in config.layers]
+    network: Any = config.layers[0].feed_forward
+    last: Any = config.layers[-1].feed_forward
+    narrow = next((each for each in found if each.window is not None), found[0])
+    base = {"head_dim": narrow.head_dim, "num_key_value_heads": narrow.num_kv_heads}
+    sizes = [{"head_dim": a.head_dim, "num_key_value_heads": a.num_kv_heads} for a in found]
+    vectors = config.per_layer_embedding
+    heads = {FULL if a.window is None else SLIDING: a for a in found}
+    return {
+        **base,
+        "hidden_activation": write_activation(network.activation),
+        "final_logit_softcapping": config.logit_softcap,
+        "sliding_window": narrow.window or DEFAULTS["sliding_window"],
+        "attention_k_eq_v": any(each.values_from_keys for each in found),
+        "num_kv_shared_layers": sum(each.kind == "cross_layer" for each in found),
+        "use_double_wide_mlp": last.hidden_dim != network.hidden_dim,
+        "hidden_size_per_layer_input": 0 if vectors is None else vectors.dim,
+        "vocab_size_per_layer_input": (
+            config.vocab_size if vectors is None else vectors.vocab_size
+        ),
+        "per_layer_config": {
+            str(i): {key: size for key, size in own.items() if size != base[key]}
+            for i, own in enumerate(sizes)
+            if own != base
+        },
+        **write_ropes({kind: (a.rope, a.head_dim) for kind, a in heads.items()}, _ROPES),
+    }
+
+
+def tensors(values: Mapping[str, Any]) -> Tensors:
+    """The table of names; files may hold projections of keys that no layer reads."""
+    first = values["num_hidden_layers"] - (values.get("num_kv_shared_layers") or 0)
+    sharing = "|".join(str(i) for i in range(first, values["num_hidden_layers"]))
+    reason = "the layer reads the keys and values of another"
+    unread = rf"layers\.({sharing})\.self_attn\.[kv]_(proj|norm)\..+"
+    table = SANDWICH.extended(
+        *under(
+            "layers.{i}.",
+            "layers.{i}.",
+            {
+                "layer_scalar": "output_scale",
+                "per_layer_input_gate": "per_layer_input.gate_proj",
+                "per_layer_projection": "per_layer_input.o_proj",
+                "post_per_layer_input_norm": "per_layer_input.norm",
+            },
+        ),
+        Rule("embed_tokens_per_layer", "per_layer_embedding.tokens"),
+        Rule("per_layer_model_projection", "per_layer_embedding.projection"),
+        Rule("per_layer_projection_norm", "per_layer_embedding.norm"),
+    )
+    return replace(table, dropped={**table.dropped, unread: reason}) if sharing else table
+
+
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 262_144,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": 2,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "sliding_window": 512,
+    "final_logit_softcapping": None,
+    "use_bidirectional_attention": None,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "use_double_wide_mlp": False,
+}
+
+FAMILIES = (
+    Family(
+        "gemma4_text",
+        "Gemma4",
+        read,
+        tensors,
+        defaults=DEFAULTS,
+        write=write,
+        not_supported={
+            "enable_moe_block": "a mixture of experts beside the network, behind norms of its own"
+        },
+        harmless=frozenset(("num_experts", "top_k_experts", "moe_intermediate_size")),
+        bare="TextModel",
+    ),
+)
