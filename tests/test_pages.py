@@ -37,7 +37,7 @@ def smollm2():
 @pytest.mark.parametrize(
     ("page", "printing"),
     [
-        ("attention.md", 9),
+        ("attention.md", 10),
         ("caches.md", 8),
         ("long-context.md", 4),
         ("parallel.md", 3),
