@@ -41,6 +41,13 @@ CASES: dict[str, tuple[str, str, dict[str, Any], MixtureConfig]] = {
                                            "intermediate_size": F, "router_jitter_noise": 0.3},
         MixtureConfig(SILU, X, 2, scoring="sparsemixer", jitter=0.3),
     ),
+    "average with a shared expert": (
+        "cohere2_moe", "Cohere2MoeSparseMoeBlock",
+        {"num_experts": X, "num_experts_per_tok": 3, "intermediate_size": F,
+         "num_shared_experts": 2, "expert_selection_fn": "sigmoid"},
+        MixtureConfig(SILU, X, 3, FeedForwardConfig(2 * F), scoring="sigmoid", normalize=True,
+                      scale=0.5, shared_scale=0.5),
+    ),
     "capacity": (
         "switch_transformers", "SwitchTransformersSparseMLP",
         {"num_experts": X, "d_model": E, "d_ff": F, "expert_capacity": 3},
@@ -55,7 +62,11 @@ def pair(case: str) -> tuple[nn.Module, Experts]:
     models = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
     configs = importlib.import_module(f"transformers.models.{family}.configuration_{family}")
     names = {"qwen2_moe": "Qwen2Moe", "gpt_oss": "GptOss", "llama4": "Llama4Text"}
-    names |= {"phimoe": "Phimoe", "switch_transformers": "SwitchTransformers"}
+    names |= {
+        "cohere2_moe": "Cohere2Moe",
+        "phimoe": "Phimoe",
+        "switch_transformers": "SwitchTransformers",
+    }
     made = getattr(configs, f"{names[family]}Config")(
         **({} if family == "switch_transformers" else {"hidden_size": E}), **settings
     )
@@ -73,6 +84,7 @@ def ours_of(theirs: dict[str, Tensor], config: MixtureConfig) -> dict[str, Tenso
     """Our names and layouts of a block's parameters."""
     state = {}
     for name, tensor in theirs.items():
+        name = name.replace("shared_experts.", "shared.")
         if "experts." in name or "experts.expert_" in name:
             continue
         name = name.replace("gate.weight", "router.weight") if name == "gate.weight" else name
@@ -119,6 +131,7 @@ def test_equals_transformers_forward_and_backward(case: str) -> None:
 def test_what_does_not_go_together_is_refused() -> None:
     for changes, words in (
         ({"shared_gate": True}, "shared_gate needs a shared network"),
+        ({"shared_scale": 0.5}, "shared_scale needs a shared network"),
         ({"jitter": 0.1}, "jitter is at least 0 and belongs to scoring 'sparsemixer'"),
         ({"scoring": "sparsemixer", "normalize": True}, "sparsemixer chooses 1 or 2 experts"),
         ({"capacity": 0}, "capacity must be a whole number of at least 1"),

@@ -23,6 +23,8 @@ class MixtureConfig(Network, kind="mixture"):
         experts_per_token: Experts K that each token visits.
         shared: The network that every token visits, or None.
         shared_gate: The shared network's output is multiplied by sigmoid(x · w) (Qwen2-MoE).
+        shared_scale: Factor of the shared network's output; with ``scale`` 1/2 too, the sum becomes
+            an average (Cohere 2 MoE).
         router_bias: The router adds a learned number per expert (GPT-OSS).
         scoring: ``"softmax"`` (Mixtral, DeepSeek-V2), ``"sigmoid"`` (DeepSeek-V3, Llama 4) or
             ``"sparsemixer"`` (PhiMoE: two experts; each weight is a softmax over the experts
@@ -61,12 +63,18 @@ class MixtureConfig(Network, kind="mixture"):
     jitter: float = 0.0
     weighs: Literal["output", "input"] = "output"
     capacity: int | None = None
+    shared_scale: float = 1.0
 
     def __post_init__(self) -> None:
         check_choice("scoring", self.scoring, ("softmax", "sigmoid", "sparsemixer"))
         check_choice("weighs", self.weighs, ("output", "input"))
         if self.shared_gate and self.shared is None:
             raise ConfigError("shared_gate needs a shared network: got shared=None")
+        if self.shared_scale != 1.0 and self.shared is None:
+            raise ConfigError(
+                f"shared_scale needs a shared network: got shared_scale={self.shared_scale} with "
+                "shared=None"
+            )
         if self.capacity is not None:
             check_whole("capacity", self.capacity)
         if self.jitter < 0 or (self.jitter and self.scoring != "sparsemixer"):

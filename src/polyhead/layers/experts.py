@@ -2,7 +2,7 @@
 
     s = score(x Wr)                      softmax over all experts, or a sigmoid each
     chosen = the k greatest s + bias     among the best groups of experts, where there are groups
-    out = scale · Σ_chosen w_e expert_e(x) + shared(x),     w = s, or s / Σ_chosen s
+    out = scale · Σ_chosen w_e expert_e(x) + shared_scale · shared(x),   w = s, or s / Σ_chosen s
 
 Shazeer et al. 2017; Mixtral (2024); DeepSeek-V2 (2024), §2.2; DeepSeek-V3 (2024), §2.1.2: the bias
 decides which experts are visited, never their weight.
@@ -78,10 +78,11 @@ class Experts(Fixed):
             return out
         shared: Tensor = self.shared(x)
         if share is not None:
-            return out + (shared * share.view(*x.shape[:-1], 1)).to(x.dtype)
-        return out + (
-            shared if self.shared_gate is None else self.shared_gate(x).sigmoid() * shared
-        )
+            shared = (shared * share.view(*x.shape[:-1], 1)).to(x.dtype)
+        elif self.shared_gate is not None:
+            shared = self.shared_gate(x).sigmoid() * shared
+        scale = self.config.shared_scale
+        return out + (shared if scale == 1.0 else shared * scale)
 
     def _visited(self, flat: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """``[M, E]`` what the visited experts give, weighed: what a mixture replaces whose experts
