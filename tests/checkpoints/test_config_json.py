@@ -217,6 +217,7 @@ def _architecture(model: Any) -> dict[str, list[str]]:
         ({"window": 8, "window_ahead": 2}, {}, "window_ahead=2"),
         ({}, {"parallel": "two norms"}, "parallel='two norms'"),
         ({}, {"attention_norm": False}, "attention_norm=False"),
+        ({}, {"feed_forward_out_norm": True}, "feed_forward_out_norm=True"),
         ({"v_head_dim": 4}, {}, "v_head_dim=4"),
     ],
 )

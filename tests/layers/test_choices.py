@@ -262,7 +262,8 @@ def formula_of(layer: TransformerLayer, x: Tensor) -> Tensor:
         x = x + s * parts["attention_out_norm"](a(x))
         return x + s * parts["feed_forward_out_norm"](f(x))
     x = x + s * a(parts["attention_norm"](x) if c.attention_norm else x)
-    return x + s * f(parts["feed_forward_norm"](x))
+    made = f(parts["feed_forward_norm"](x))
+    return x + s * (parts["feed_forward_out_norm"](made) if c.feed_forward_out_norm else made)
 
 
 @pytest.mark.parametrize(
@@ -273,6 +274,7 @@ def formula_of(layer: TransformerLayer, x: Tensor) -> Tensor:
         {"parallel": "two norms", "residual_scale": 0.3},
         {"residual_scale": 0.22},
         {"attention_norm": False},
+        {"feed_forward_out_norm": True, "residual_scale": 0.3},
     ],
     ids=str,
 )

@@ -160,6 +160,7 @@ LAYERS = {
         attention=replace(LLAMA.attention, qk_norm=QKNormConfig(place="after_rope")),
         attention_norm=False,
     ),
+    "a norm behind the network alone": replace(LLAMA, feed_forward_out_norm=True),
 }  # fmt: skip
 LATENT = LatentAttentionConfig(
     num_heads=5, kv_lora_rank=32, qk_nope_head_dim=24, qk_rope_head_dim=16, v_head_dim=12,

@@ -32,6 +32,8 @@ class LayerConfig(Data):
         attention_norm: False: this layer's attention reads x as it is (ModernBERT's first layer).
         per_layer_input: How it reads a vector of every token that is its own (Gemma 3n and 4).
         output_scale: Whether what it gives is multiplied by a learned number (Gemma 4).
+        feed_forward_out_norm: True: with norms before the parts, the feed-forward network's output
+            has one too (A.X K1's layers with experts).
     """
 
     attention: HeadLayout
@@ -45,6 +47,7 @@ class LayerConfig(Data):
     attention_norm: bool = True
     per_layer_input: PerLayerInputConfig | None = None
     output_scale: bool = False
+    feed_forward_out_norm: bool = False
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -67,6 +70,14 @@ class LayerConfig(Data):
                 f"{self.norm_placement!r}, parallel={self.parallel!r}"
             )
 
+        if self.feed_forward_out_norm and (
+            self.norm_placement != "pre" or self.parallel is not None
+        ):
+            raise ConfigError(
+                "feed_forward_out_norm belongs to norm_placement 'pre' without parallel: got "
+                f"{self.norm_placement!r}, parallel={self.parallel!r}"
+            )
+
     def has_norm(self, part: str) -> bool:
         """Whether a part has a norm before it, besides the one over its output.
 
@@ -79,14 +90,22 @@ class LayerConfig(Data):
             return self.attention_norm
         return part != "feed_forward" or self.parallel != "one norm"
 
+    def has_out_norm(self, part: str) -> bool:
+        """Whether a part has a norm over its output, before it joins the residual stream.
+
+        Args:
+            part: ``"attention"``, ``"cross_attention"`` or ``"feed_forward"``.
+        """
+        own = part == "feed_forward" and self.feed_forward_out_norm
+        return own or self.norm_placement in ("sandwich", "after")
+
     @property
     def norms(self) -> int:
         """Norms over the residual stream."""
         parts = ["attention", "feed_forward"]
         if self.cross_attention is not None:
             parts.append("cross_attention")
-        out = len(parts) if self.norm_placement in ("sandwich", "after") else 0
-        return sum(map(self.has_norm, parts)) + out
+        return sum(map(self.has_norm, parts)) + sum(map(self.has_out_norm, parts))
 
     def parameter_groups(
         self, embed_dim: int, context_dim: int | None = None

@@ -69,7 +69,10 @@ ROPE = ExactType(RoPE, "apply")
 _KNOWN_AROUND = SupportedFields(
     native_export.KNOWN_NORM
     | {
-        LayerConfig: ANY("norm norm_placement dropout parallel residual_scale attention_norm")
+        LayerConfig: ANY(
+            "norm norm_placement dropout parallel residual_scale attention_norm "
+            "feed_forward_out_norm"
+        )
         | dict.fromkeys(("attention", "cross_attention", "feed_forward"), CHECKED_ELSEWHERE),
     }
 )

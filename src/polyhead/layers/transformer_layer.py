@@ -155,7 +155,6 @@ class TransformerLayer(Fixed):
         self.config = config
         self._post = config.norm_placement == "post"
         self._norms_in = config.norm_placement in ("pre", "sandwich")
-        self._norms_out = config.norm_placement in ("sandwich", "after")
         self._scale = config.residual_scale
         self._hands = bool(config.attention.hands_on or config.attention.reads)
         self.attention = build_attention(embed_dim, config.attention, rope)
@@ -177,7 +176,8 @@ class TransformerLayer(Fixed):
         if config.output_scale:
             self.output_scale = nn.Parameter(torch.ones(1))
         for part in parts:
-            for name, there in (("norm", config.has_norm(part)), ("out_norm", self._norms_out)):
+            before, behind = config.has_norm(part), config.has_out_norm(part)
+            for name, there in (("norm", before), ("out_norm", behind)):
                 norm = build_norm(embed_dim, config.norm) if there else None
                 self.add_module(f"{part}_{name}", norm)
 
@@ -316,8 +316,9 @@ class TransformerLayer(Fixed):
 
     def _joined(self, x: Tensor, h: Tensor, part: str) -> Tensor:
         """Adds a part's output to the residual path ``x``, by the placement of norms."""
-        if self._norms_out:
-            h = getattr(self, f"{part}_out_norm")(h)
+        out_norm = self._modules[f"{part}_out_norm"]
+        if out_norm is not None:
+            h = out_norm(h)
         p = self.config.dropout if self.training else 0.0
         if self._scale != 1.0:
             h = h * self._scale
