@@ -97,6 +97,7 @@ class Drawn:
         drawn = self.random.random()
         if drawn < 0.15:
             kind = GatedAttentionConfig
+            options["gate_bias"] = self.one(None, None, False)
         elif drawn < 0.3 and heads % 2 == 0:
             kind = DifferentialAttentionConfig
             options |= {"sinks": False, "v_head_dim": None}
@@ -133,11 +134,12 @@ class Drawn:
         if self.chance(0.15):
             return MixtureConfig(plain, 4, self.one(1, 2), scoring="sparsemixer", jitter=0.01)
         groups = self.one(1, 1, 2)
+        shared = replace(plain, hidden_dim=20) if self.chance(0.3) else None
         return MixtureConfig(
             plain,
             4,
             self.one(1, 2),
-            shared=replace(plain, hidden_dim=20) if self.chance(0.3) else None,
+            shared=shared,
             scoring=self.one("softmax", "sigmoid"),
             choice_bias=self.chance(0.3),
             normalize=self.chance(0.5),
@@ -147,6 +149,7 @@ class Drawn:
             router_bias=self.chance(0.3),
             weighs=self.one("output", "output", "input"),
             capacity=self.one(None, None, None, 2),
+            shared_scale=1.0 if shared is None else self.one(1.0, 1.0, 0.5),
         )
 
     def layer(self, heads: int, *, biased: bool, alibi: bool, crosses: bool) -> LayerConfig:
@@ -163,6 +166,7 @@ class Drawn:
             cross_attention=AttentionConfig(heads, 1, 8) if crosses else None,
             parallel=parallel,
             residual_scale=self.one(1.0, 1.0, 0.5),
+            feed_forward_out_norm=placement == "pre" and parallel is None and self.chance(0.2),
         )
 
     def sharing(self, layers: list[LayerConfig]) -> list[LayerConfig]:

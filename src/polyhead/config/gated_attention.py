@@ -12,7 +12,14 @@ from polyhead.config.parameter_groups import ParameterGroup
 
 @dataclass(frozen=True)
 class GatedAttentionConfig(AttentionConfig, kind="gated"):
-    """``AttentionConfig`` with a gate, whose projection has biases as those of q, k and v."""
+    """``AttentionConfig`` with a gate, by default with biases where q, k and v have them."""
+
+    gate_bias: bool | None = None  # None: qkv_bias (AFMoE's gate has none)
+
+    @property
+    def has_gate_bias(self) -> bool:
+        """Whether the gate's projection has a bias."""
+        return self.qkv_bias if self.gate_bias is None else self.gate_bias
 
     @property
     def layout(self) -> str:
@@ -23,7 +30,7 @@ class GatedAttentionConfig(AttentionConfig, kind="gated"):
     ) -> Iterator[ParameterGroup]:
         yield from super().parameter_groups(embed_dim, context_dim)
         yield ParameterGroup("attention", self.num_heads, self.value_dim * embed_dim)
-        if self.qkv_bias:
+        if self.has_gate_bias:
             yield ParameterGroup("attention", self.num_heads, self.value_dim, multiplied=False)
 
     def peak_activation_elements(

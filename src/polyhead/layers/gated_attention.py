@@ -35,9 +35,10 @@ class GatedAttention(MultiHeadAttention):
         vdim: int | None,
         rope: RoPE | None,
     ) -> None:
+        assert isinstance(config, GatedAttentionConfig)
         super()._build(embed_dim, config, kdim, vdim, rope)
         width = self.num_heads * self.v_head_dim
-        self.gate_proj = nn.Linear(embed_dim, width, bias=config.qkv_bias)
+        self.gate_proj = nn.Linear(embed_dim, width, bias=config.has_gate_bias)
 
     def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
         gate = torch.sigmoid(linear(x, self.gate_proj))
