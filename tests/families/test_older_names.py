@@ -76,6 +76,30 @@ def test_bare_body_gives_hidden_states(model_type: str, tmp_path: Path) -> None:
         assert (got - wanted).abs().max() < 5e-5 * wanted.std()
 
 
+def test_ax_k1_is_read_without_biases_of_the_choice(tmp_path: Path) -> None:
+    """Published files have none, and a norm that their dense layers do not use."""
+    case = all_cases()["axk1"]
+    theirs = case.build()
+    for name, tensor in theirs.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            tensor.zero_()
+    theirs.save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "model.safetensors"
+    bias = "e_score_correction_bias"
+    tensors = {name: each for name, each in load_file(path).items() if not name.endswith(bias)}
+    unused = "model.layers.0.post_mlp_layernorm.weight"
+    save_file({**tensors, unused: torch.ones(32)}, path, metadata={"format": "pt"})
+    ours = load_checkpoint(tmp_path / "theirs")
+    assert ours.ignored == (unused,)
+    save_checkpoint(ours, tmp_path / "ours")
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "ours").eval()
+    ids = case.ids()
+    with torch.no_grad():
+        wanted = theirs(ids).logits
+        assert (ours.model(ids) - wanted).abs().max() < 5e-5 * wanted.std()
+        assert (again(ids).logits - wanted).abs().max() < 5e-5 * wanted.std()
+
+
 def test_bare_body_that_projects_its_states_is_refused(tmp_path: Path) -> None:
     all_cases()["opt"].build({"word_embed_proj_dim": 20}).base_model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="word_embed_proj_dim is 20; supported is 32 in a bare"):

@@ -3,7 +3,8 @@
 All have latent attention in every layer and, after the first ``first_k_dense_replace`` layers, a
 mixture of experts (DeepSeek-V2, 2024; DeepSeek-V3, 2024). They differ in the gate: V2 scores
 experts by softmax, V3 by a sigmoid each with a bias for the choice. V3.2 (2025) is V3 with an
-indexer in every layer, which chooses the keys of each query.
+indexer in every layer, which chooses the keys of each query. A.X K1 (SK Telecom 2026) is V3 with a
+norm behind each mixture; its published files have no bias for the choice.
 
 Files hold the rows that are rotated in interleaved order, and either a tensor per expert (as the
 hub's files, and as transformers saves them) or all experts of a layer stacked (as transformers
@@ -91,8 +92,10 @@ V32_DEFAULTS: Mapping[str, Any] = {
     "index_topk": 2048,
 }
 
+DRAFTS = "predicts further tokens, for training and drafting"
+
 # Keys of the mixture, also in files without sparse layers.
-MIXTURE_KEYS = (
+_MIXTURE_KEYS = (
     "moe_intermediate_size",
     "n_routed_experts",
     "n_shared_experts",
@@ -173,6 +176,7 @@ def read(
     *,
     sparse_attention: Literal["own", "shared"] | None = None,
     listed: bool = False,
+    out_norm: bool = False,
 ) -> TransformerConfig:
     """The configuration that the keys mean.
 
@@ -182,9 +186,9 @@ def read(
         sparse_attention: Whether every layer has V3.2's indexer, or layers may read the selection
             of an earlier one (GLM-5); None: all keys are read.
         listed: Whether a list may say which layers are dense.
+        out_norm: Whether what a mixture gives is normalized (A.X K1).
     """
     keys.expect("scoring_func", scoring)
-    keys.expect("moe_layer_freq", 1)
     keys.whole("num_nextn_predict_layers", 0)
     num_layers = keys.num_layers("num_hidden_layers")
     max_positions = keys.whole("max_position_embeddings")
@@ -200,16 +204,15 @@ def read(
         activation=read_activation(keys),
         bias=keys.flag("mlp_bias") if scoring == "softmax" else False,
     )
-    kinds = keys.texts("mlp_layer_types", []) if listed else []
-    are_dense = dense_layers(keys, num_layers, kinds)
-    sparse: FeedForwardConfig | MixtureConfig = dense
-    if not all(are_dense):
-        sparse = read_mixture(keys, scoring, dense)
-    for key in MIXTURE_KEYS:
-        keys.take(key, None)
+    networks = read_networks(keys, scoring, dense, num_layers, listed=listed)
     layers = [
-        LayerConfig(each, dense if is_dense else sparse, norm)
-        for each, is_dense in zip(attentions, are_dense, strict=True)
+        LayerConfig(
+            each,
+            network,
+            norm,
+            feed_forward_out_norm=out_norm and isinstance(network, MixtureConfig),
+        )
+        for each, network in zip(attentions, networks, strict=True)
     ]
     return read_decoder(keys, layers, max_positions=_reach(attention, max_positions), norm=norm)
 
@@ -217,19 +220,30 @@ def read(
 def write(config: TransformerConfig) -> dict[str, Any]:
     """Keys of this family alone; empty if the layers are not DeepSeek's."""
     attention: Any = config.layers[0].attention
-    networks: list[Any] = [layer.feed_forward for layer in config.layers]
-    mixtures = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
-    first = mixtures[0] if mixtures else len(networks)
-    values: dict[str, Any] = write_attention(attention) | {"first_k_dense_replace": first}
+    networks = [layer.feed_forward for layer in config.layers]
+    values = write_attention(attention) | write_networks(config)
     if isinstance(attention, SparseLatentAttentionConfig):
-        values |= _write_indexer(attention.indexer, len(networks))
+        values |= _write_indexer(attention.indexer, len(config.layers))
     modes = [_SHARED if layer.attention.reads else _FULL for layer in config.layers]
     if _SHARED in modes:
         values["indexer_types"] = modes
+    mixture = next((each for each in networks if isinstance(each, MixtureConfig)), None)
+    return values if mixture is None else values | {"scoring_func": mixture.scoring}
+
+
+def write_networks(config: TransformerConfig) -> dict[str, Any]:
+    """The inverse of ``read_networks``."""
+    networks: list[Any] = [layer.feed_forward for layer in config.layers]
+    mixtures = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
+    dense = next((each for each in networks if isinstance(each, FeedForwardConfig)), None)
+    first = mixtures[0] if mixtures else len(networks)
+    values: dict[str, Any] = {"first_k_dense_replace": first}
+    if dense is not None:
+        values["intermediate_size"] = dense.hidden_dim
     if mixtures != [*range(first, len(networks))]:
         kinds = ["sparse" if i in mixtures else "dense" for i in range(len(networks))]
         values["mlp_layer_types"] = kinds
-    return values | (write_mixture(networks[mixtures[0]]) if mixtures else {})
+    return values | (write_mixture(networks[first]) if mixtures else {})
 
 
 def write_dense(config: TransformerConfig) -> dict[str, Any]:
@@ -337,15 +351,10 @@ def tensors_with_pairs(values: Mapping[str, Any]) -> Tensors:
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
-    """Rotary rows are interleaved unless the file says otherwise; layers of multi-token prediction
-    follow the model's own.
-    """
+    """Rotary rows are interleaved unless the file says otherwise."""
     pairs = values.get("rope_interleave", True)
     of_queries: tuple[Step, ...] = (LatentPairs(),) if pairs else ()
     of_keys: tuple[Step, ...] = (LatentPairs(shared=True),) if pairs else ()
-    first, extra = values["num_hidden_layers"], values.get("num_nextn_predict_layers") or 0
-    drafting = "|".join(str(first + i) for i in range(extra))
-    reason = "predicts further tokens, for training and drafting"
     theirs, ours = "layers.{i}.self_attn.", "layers.{i}.attention."
     return Tensors(
         (
@@ -370,8 +379,39 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
             *EXPERTS,
             *STACKED_EXPERTS,
         ),
-        dropped=FREQUENCIES | ({rf"layers\.({drafting})\..+": reason} if extra else {}),
+        dropped=FREQUENCIES | drafting(values),
     )
+
+
+def drafting(values: Mapping[str, Any]) -> dict[str, str]:
+    """Layers of multi-token prediction, which follow the model's own."""
+    first, extra = values["num_hidden_layers"], values.get("num_nextn_predict_layers") or 0
+    numbers = "|".join(str(first + i) for i in range(extra))
+    return {rf"layers\.({numbers})\..+": DRAFTS} if extra else {}
+
+
+def tensors_of_axk1(values: Mapping[str, Any]) -> Tensors:
+    """The same table with the norms behind the mixtures; files have them in dense layers too."""
+    theirs = ("post_mlp_layernorm", "mlp.post_mlp_layernorm")
+    table = tensors(values).extended(
+        *(Rule("layers.{i}." + name, "layers.{i}.feed_forward_out_norm") for name in theirs)
+    )
+    kinds = values.get("mlp_layer_types")
+    if not isinstance(kinds, list):
+        first = min(values.get("first_k_dense_replace", 1), values["num_hidden_layers"])
+        kinds = ["dense"] * first
+    dense = "|".join(str(i) for i, kind in enumerate(kinds) if kind == "dense")
+    unused = rf"layers\.({dense})\.(mlp\.)?post_mlp_layernorm\.weight"
+    reason = "dense layers have no norm behind their network"
+    return replace(table, dropped={**table.dropped, unused: reason}) if dense else table
+
+
+def observed_choice(
+    values: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> dict[str, str | None]:
+    """A file without biases of the choice has none, whatever its config.json says."""
+    biased = any(name.endswith("e_score_correction_bias") for name in tensors)
+    return {"topk_method": "noaux_tc" if biased else None}
 
 
 def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
@@ -395,13 +435,39 @@ def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
     return attention
 
 
+def read_networks(
+    keys: Keys,
+    scoring: Literal["softmax", "sigmoid"],
+    dense: FeedForwardConfig,
+    num_layers: int,
+    *,
+    listed: bool = False,
+) -> list[FeedForwardConfig | MixtureConfig]:
+    """The network of every layer.
+
+    Args:
+        keys: Keys of config.json.
+        scoring: The gate: V2's softmax or V3's sigmoid.
+        dense: The network of layers without experts.
+        num_layers: How many layers.
+        listed: Whether a list may say which layers are dense.
+    """
+    keys.expect("moe_layer_freq", 1)
+    kinds = keys.texts("mlp_layer_types", []) if listed else []
+    are_dense = dense_layers(keys, num_layers, kinds)
+    sparse = dense if all(are_dense) else read_mixture(keys, scoring, dense)
+    for key in _MIXTURE_KEYS:
+        keys.take(key, None)
+    return [dense if is_dense else sparse for is_dense in are_dense]
+
+
 def read_mixture(
     keys: Keys, scoring: Literal["softmax", "sigmoid"], dense: FeedForwardConfig
 ) -> MixtureConfig:
     """The experts, with the activation of dense networks."""
     sigmoid, width = scoring == "sigmoid", keys.whole("moe_intermediate_size")
-    methods = ("noaux_tc",) if sigmoid else ("greedy", "group_limited_greedy")
-    method = keys.take("topk_method")
+    methods = ("noaux_tc", None) if sigmoid else ("greedy", "group_limited_greedy")
+    method = keys.take("topk_method", methods[0])
     if method not in methods:
         raise keys.refused("topk_method", method, " or ".join(map(repr, methods)))
     normalize = keys.flag("norm_topk_prob")
@@ -417,7 +483,7 @@ def read_mixture(
         if shared
         else None,
         scoring=scoring,
-        choice_bias=sigmoid,
+        choice_bias=method == "noaux_tc",
         normalize=normalize,
         scale=keys.number("routed_scaling_factor"),
         groups=keys.whole("n_group") if grouped else 1,
@@ -430,14 +496,15 @@ def write_mixture(mixture: FeedForwardConfig | MixtureConfig) -> dict[str, Any]:
     if not isinstance(mixture, MixtureConfig):
         return {}
     width = mixture.expert.hidden_dim
-    method = "greedy" if mixture.groups == 1 else "group_limited_greedy"
+    method: str | None = "greedy" if mixture.groups == 1 else "group_limited_greedy"
+    if mixture.scoring == "sigmoid":
+        method = "noaux_tc" if mixture.choice_bias else None
     return {
         "moe_intermediate_size": width,
         "n_routed_experts": mixture.num_experts,
         "num_experts_per_tok": mixture.experts_per_token,
         "n_shared_experts": 0 if mixture.shared is None else mixture.shared.hidden_dim // width,
-        "scoring_func": mixture.scoring,
-        "topk_method": "noaux_tc" if mixture.scoring == "sigmoid" else method,
+        "topk_method": method,
         "norm_topk_prob": mixture.normalize,
         "routed_scaling_factor": mixture.scale,
         "n_group": mixture.groups,
@@ -575,6 +642,23 @@ FAMILIES = (
         },
         write=write,
         harmless=_HARMLESS,
+    ),
+    Family(
+        "axk1",
+        "AXK1",
+        partial(read, scoring="sigmoid", listed=True, out_norm=True),
+        tensors_of_axk1,
+        defaults={
+            **V3_DEFAULTS,
+            "num_key_value_heads": 64,
+            "first_k_dense_replace": 1,
+            "n_routed_experts": 192,
+            "bos_token_id": 163_691,
+            "eos_token_id": 163_691,
+        },
+        write=write,
+        harmless=_HARMLESS,
+        observed=observed_choice,
     ),
     Family(
         "youtu",

@@ -1,18 +1,30 @@
-"""GLM-4.5 and 4.6 (2025): grouped heads with half of each rotated, DeepSeek-V3's mixture."""
+"""GLM-4.5 and 4.6 (2025) and dots.llm1 (rednote 2025): grouped heads, DeepSeek-V3's mixture.
+
+GLM rotates half of each head and may normalize queries and keys; dots always normalizes them, and
+its late layers may have windows.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from polyhead.config import FeedForwardConfig, MixtureConfig, QKNormConfig, TransformerConfig
+from polyhead.config import QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, write_share
+from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, windowed, write_share
+from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK, NORMS
 from polyhead.families.common.tensors import Tensors
-from polyhead.families.deepseek import CHOICE_BIAS, EXPERTS, GGUF_MIXTURE
+from polyhead.families.deepseek import (
+    CHOICE_BIAS,
+    EXPERTS,
+    GGUF_MIXTURE,
+    drafting,
+    read_networks,
+    write_networks,
+)
 
 
 def read(keys: Keys) -> TransformerConfig:
@@ -20,62 +32,34 @@ def read(keys: Keys) -> TransformerConfig:
     keys.whole("num_nextn_predict_layers", 0)
     qk_norm = QKNormConfig(plain.norm) if keys.flag("use_qk_norm") else None
     attention = plain.attention(out_bias=False, qk_norm=qk_norm)
-    width, shared = keys.whole("moe_intermediate_size"), keys.whole("n_shared_experts")
-    activation = plain.network.activation
-    mixture = MixtureConfig(
-        FeedForwardConfig(width, activation=activation),
-        keys.whole("n_routed_experts"),
-        keys.whole("num_experts_per_tok"),
-        shared=FeedForwardConfig(shared * width, activation=activation),
-        scoring="sigmoid",
-        choice_bias=True,
-        normalize=keys.flag("norm_topk_prob"),
-        scale=keys.number("routed_scaling_factor"),
-        groups=keys.whole("n_group"),
-        groups_per_token=keys.whole("topk_group"),
-        group_score="best two",
-    )
-    first = keys.whole("first_k_dense_replace")
-    return plain.decoder(
-        [
-            plain.layer(attention, plain.network if i < first else mixture)
-            for i in range(plain.sizes.num_layers)
-        ]
-    )
+    networks = read_networks(keys, "sigmoid", plain.network, plain.sizes.num_layers)
+    return plain.decoder([plain.layer(attention, network) for network in networks])
+
+
+def read_dots(keys: Keys) -> TransformerConfig:
+    plain = Plain(keys)
+    keys.expect("scoring_func", "noaux_tc", "sigmoid")
+    count, window = plain.sizes.num_layers, keys.whole("sliding_window", None)
+    first = keys.whole("max_window_layers")
+    default = [SLIDING if window is not None and i >= first else FULL for i in range(count)]
+    attention = plain.attention(qk_norm=QKNormConfig(plain.norm))
+    attentions = windowed(keys, attention, count, default)
+    networks = read_networks(keys, "sigmoid", plain.network, count)
+    return plain.decoder([*map(plain.layer, attentions, networks)])
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    networks: list[Any] = [layer.feed_forward for layer in config.layers]
-    sparse = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
     attention: Any = config.layers[0].attention
-    values = {
-        "first_k_dense_replace": sparse[0] if sparse else len(networks),
+    return {
         "use_qk_norm": attention.qk_norm is not None,
         **write_share(config),
-    }
-    if not sparse:
-        return values
-    mixture = networks[sparse[0]]
-    return values | {
-        "moe_intermediate_size": mixture.expert.hidden_dim,
-        "n_shared_experts": mixture.shared.hidden_dim // mixture.expert.hidden_dim,
-        "n_routed_experts": mixture.num_experts,
-        "num_experts_per_tok": mixture.experts_per_token,
-        "norm_topk_prob": mixture.normalize,
-        "routed_scaling_factor": mixture.scale,
-        "n_group": mixture.groups,
-        "topk_group": mixture.groups_per_token,
+        **write_networks(config),
     }
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
-    """Layers of multi-token prediction follow the model's own."""
-    first, extra = values["num_hidden_layers"], values.get("num_nextn_predict_layers") or 0
-    drafting = "|".join(str(first + i) for i in range(extra))
-    reason = "predicts further tokens, for training and drafting"
     return Tensors(
-        (*AROUND_LAYERS, *NORMS, *ATTENTION, *NETWORK, *EXPERTS),
-        dropped={rf"layers\.({drafting})\..+": reason} if extra else {},
+        (*AROUND_LAYERS, *NORMS, *ATTENTION, *NETWORK, *EXPERTS), dropped=drafting(values)
     )
 
 
@@ -85,13 +69,16 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_hidden_layers": values["num_hidden_layers"] - extra}
 
 
+_GGUF_MIXTURE = {**GGUF_MIXTURE, "expert_gating_func": None}
+_DEFAULTS = PLAIN_DEFAULTS | {"routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
+
 FAMILIES = (
     Family(
         "glm4_moe",
         "Glm4Moe",
         read,
         tensors,
-        defaults=PLAIN_DEFAULTS
+        defaults=_DEFAULTS
         | {
             "num_key_value_heads": 8,
             "rms_norm_eps": 1e-5,
@@ -99,9 +86,6 @@ FAMILIES = (
             "num_experts_per_tok": 8,
             "n_shared_experts": 1,
             "n_routed_experts": 128,
-            "routed_scaling_factor": 1.0,
-            "n_group": 1,
-            "topk_group": 1,
             "first_k_dense_replace": 1,
             "norm_topk_prob": True,
             "use_qk_norm": False,
@@ -110,11 +94,31 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef",)),
+        gguf=Gguf("glm4moe", settings=_GGUF_MIXTURE, names=CHOICE_BIAS, values=_from_gguf),
+    ),
+    Family(
+        "dots1",
+        "Dots1",
+        read_dots,
+        Tensors((*AROUND_LAYERS, *NORMS, *ATTENTION, *NETWORK, *EXPERTS)),
+        defaults=_DEFAULTS
+        | {
+            "num_key_value_heads": 32,
+            "moe_intermediate_size": 1408,
+            "first_k_dense_replace": 0,
+            "norm_topk_prob": False,
+            "sliding_window": 4096,
+            "max_window_layers": 62,
+            "bos_token_id": None,
+            "eos_token_id": None,
+        },
+        write=write_networks,
+        harmless=frozenset(("use_sliding_window",)),  # transformers asks sliding_window alone
         gguf=Gguf(
-            "glm4moe",
-            settings={**GGUF_MIXTURE, "expert_gating_func": None},
+            "dots1",
+            settings=_GGUF_MIXTURE,
             names=CHOICE_BIAS,
-            values=_from_gguf,
+            values=lambda values: {"sliding_window": None},
         ),
     ),
 )

@@ -25,13 +25,7 @@ from polyhead.families.common.reading import FULL, LINEAR, read_decoder, read_la
 from polyhead.families.common.steps import Shaped
 from polyhead.families.common.tables import AROUND_LAYERS, NORMS, joined_convolution
 from polyhead.families.common.tensors import Rule, Tensors, under
-from polyhead.families.deepseek import (
-    MIXTURE_KEYS,
-    dense_layers,
-    read_mixture,
-    write_attention,
-    write_mixture,
-)
+from polyhead.families.deepseek import read_networks, write_attention, write_mixture
 
 _EVERY = 4
 _ALIASES = {
@@ -50,7 +44,6 @@ def read(keys: Keys) -> TransformerConfig:
     keys.expect("hidden_act", "silu", "swish")  # it follows the convolution too
     keys.expect("mla_use_nope", True)
     keys.expect("moe_router_activation_func", "sigmoid")
-    keys.expect("moe_layer_freq", 1)
     keys.expect("use_grouped_topk", True)
     rotated, nope = keys.whole("qk_rope_head_dim"), keys.whole("qk_nope_head_dim")
     full = LatentAttentionConfig(
@@ -76,13 +69,10 @@ def read(keys: Keys) -> TransformerConfig:
     stated.finish()
     kinds = read_layer_types(keys, num_layers, default, (LINEAR, FULL))
     dense = FeedForwardConfig(keys.whole("intermediate_size"), "silu")
-    are_dense = dense_layers(keys, num_layers, keys.texts("mlp_layer_types", []))
-    mixture = dense if all(are_dense) else read_mixture(keys, "sigmoid", dense)
-    for key in MIXTURE_KEYS:
-        keys.take(key, None)
+    networks = read_networks(keys, "sigmoid", dense, num_layers, listed=True)
     layers = [
-        LayerConfig(full if kind == FULL else state, dense if is_dense else mixture, norm)
-        for kind, is_dense in zip(kinds, are_dense, strict=True)
+        LayerConfig(full if kind == FULL else state, network, norm)
+        for kind, network in zip(kinds, networks, strict=True)
     ]
     reached = keys.whole("max_position_embeddings")
     return read_decoder(keys, layers, max_positions=reached, norm=norm)
@@ -124,7 +114,6 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         values["intermediate_size"] = dense.hidden_dim
     if mixture is not None:
         values |= {_ALIASES.get(key, key): each for key, each in write_mixture(mixture).items()}
-        del values["scoring_func"]
     return values
 
 

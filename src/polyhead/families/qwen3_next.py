@@ -33,7 +33,7 @@ from polyhead.families.common.reading import FULL, LINEAR, read_layer_types, rea
 from polyhead.families.common.steps import At, Pieces, QKVOfStates, Shaped, Step
 from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
-from polyhead.families.deepseek import STACKED_EXPERTS
+from polyhead.families.deepseek import DRAFTS, STACKED_EXPERTS
 from polyhead.families.qwen_moe import (
     EXPERTS,
     HARMLESS,
@@ -146,11 +146,8 @@ def read(keys: Keys, *, dense: bool, sparse: bool) -> TransformerConfig:
         read_network(keys) if dense else FeedForwardConfig(keys.whole("moe_intermediate_size"))
     )
     plain = Plain(keys, norm=norm, network=network, partial_rotary_factor=0.25, sections=True)
-    sizes, biased = plain.sizes, keys.flag("attention_bias")
-    full = GatedAttentionConfig(
-        sizes.num_heads, sizes.num_kv_heads, sizes.head_dim, qkv_bias=biased, out_bias=biased,
-        rope=plain.rope, qk_norm=QKNormConfig(norm), dropout=keys.number("attention_dropout"),
-    )  # fmt: skip
+    sizes = plain.sizes
+    full = plain.attention(kind=GatedAttentionConfig, qk_norm=QKNormConfig(norm))
     state = GatedDeltaNetConfig(
         keys.size("linear_num_value_heads"),
         keys.size("linear_num_key_heads"),
@@ -248,7 +245,7 @@ def tensors(values: Mapping[str, Any], *, joined: bool) -> Tensors:
             rules += under(theirs, ours, names)
     return Tensors(
         (*AROUND_LAYERS, *NORMS, *rules, *NETWORK, *EXPERTS, *STACKED_EXPERTS, *SHARED),
-        dropped=FREQUENCIES | {r"mtp\..+": "predicts further tokens, for training and drafting"},
+        dropped=FREQUENCIES | {r"mtp\..+": DRAFTS},
     )
 
 

@@ -139,6 +139,17 @@ CASES = (
         ),
     ),
     Case(
+        "axk1",
+        {key: value for key, value in _SIZES.items() if key != "first_k_dense_replace"},
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"rope_interleave": False}),
+            ({}, {"mlp_layer_types": ["sparse", "dense"]}, {"mlp_layer_types": ["sparse"] * 2}),
+            ({}, {"norm_topk_prob": False}, {"hidden_act": "gelu"}),
+            ({}, _YARN),
+        ),
+    ),
+    Case(
         "youtu",
         # transformers clears the row of a padding token whenever it loads.
         {key: value for key, value in _SIZES.items() if "lora" in key or "head" in key}

@@ -3,7 +3,7 @@ from typing import Any
 
 import torch
 from gguf_files import GgufCase, choice_bias, routed
-from harness import TIED, Case, rope
+from harness import TIED, Case, rope, ropes
 from torch import Tensor
 
 
@@ -16,6 +16,12 @@ def _settings(config: Any) -> dict[str, Any]:
         "expert_gating_func": 2,
         "rope.dimension_count": 4,
     }
+
+
+def _dots(config: Any) -> dict[str, Any]:
+    """dots.llm1 has no groups in its published file."""
+    groups = {"expert_group_count": None, "expert_group_used_count": None}
+    return {**routed(config), **groups, "attention.sliding_window": None, "expert_gating_func": 2}
 
 
 def _with_a_draft(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
@@ -52,6 +58,25 @@ CASES = (
             ({}, {"norm_topk_prob": False}, rope("default", partial_rotary_factor=1.0)),
         ),
         gguf=GgufCase("glm4moe", _settings, _with_a_draft, {"use_qk_norm": True}),
+    ),
+    Case(
+        "dots1",
+        {
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+        },
+        axes=(
+            TIED,
+            ({}, {"sliding_window": 7, "max_window_layers": 1}, {"sliding_window": None}),
+            ({}, {"attention_bias": True}, {"head_dim": 12}, {"hidden_act": "gelu"}),
+            ({}, {"n_group": 4, "topk_group": 2}, {"first_k_dense_replace": 0}),
+            ({}, {"norm_topk_prob": True, "routed_scaling_factor": 1.7}),
+            ropes(8),
+        ),
+        gguf=GgufCase("dots1", _dots, choice_bias, {"norm_topk_prob": True}),
     ),
     Case(
         "minicpm3",

@@ -55,9 +55,11 @@ class Sizes:
     head_dim: int
     max_positions: int
 
-    def attention(self, **options: Any) -> AttentionConfig:
+    def attention(
+        self, kind: type[AttentionConfig] = AttentionConfig, **options: Any
+    ) -> AttentionConfig:
         """An attention layer of these sizes."""
-        return AttentionConfig(self.num_heads, self.num_kv_heads, self.head_dim, **options)
+        return kind(self.num_heads, self.num_kv_heads, self.head_dim, **options)
 
 
 def read_sizes(keys: Keys, *, own_head_dim: bool = True, max_positions: int | None = None) -> Sizes:
