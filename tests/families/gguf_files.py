@@ -2,8 +2,9 @@
 
 What the converter changes is written down here again and not taken from polyhead. Settings, names
 and layouts were compared with the converter's and the loader's own code for bert, nomic-bert, t5,
-smollm3, llama (with and without experts), llama4, gemma, gemma2, seed_oss, ernie4_5, hunyuan-dense,
-exaone4, olmo, olmo2 (OLMo 2 and 3), qwen2moe, qwen3moe, phi2, phi3 and phimoe.
+smollm3, llama (with and without experts), llama4, gemma, gemma2, seed_oss, ernie4_5, ernie4_5-moe,
+dots1, hunyuan-dense, exaone4, olmo, olmo2 (OLMo 2 and 3), qwen2moe, qwen3moe, phi2, phi3 and
+phimoe.
 """
 
 from __future__ import annotations

@@ -1,31 +1,67 @@
-"""EXAONE 4 (LG 2025): norms after each part; layers with windows rotate, the others do not."""
+"""EXAONE 4 and K-EXAONE (LG 2025): layers with windows rotate, the others do not.
+
+EXAONE 4 has norms after each part; K-EXAONE has them before, and DeepSeek-V3's mixture.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from polyhead.config import QKNormConfig, TransformerConfig
+from polyhead.config import AttentionConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import WINDOWS, Gguf, layer_types
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed
-from polyhead.families.common.tables import AFTER
+from polyhead.families.common.tables import AFTER, DECODER
+from polyhead.families.common.tensors import Rule
+from polyhead.families.deepseek import DRAFTS, EXPERTS, read_networks, write_networks
 
 
 def read(keys: Keys) -> TransformerConfig:
     plain = Plain(keys)
+    attentions = _attentions(keys, plain)
+    return plain.decoder([plain.layer(each, norm_placement="after") for each in attentions])
+
+
+def read_mixed(keys: Keys) -> TransformerConfig:
+    plain = Plain(keys)
+    keys.expect("scoring_func", "sigmoid")
+    keys.whole("num_nextn_predict_layers", 0)
+    networks = read_networks(keys, "sigmoid", plain.network, plain.sizes.num_layers, listed=True)
+    # Keys of the published file that repeat others.
+    keys.expect("is_moe_layer", [each is not plain.network for each in networks], None)
+    keys.expect("first_last_k_dense_replace", keys.whole("first_k_dense_replace"))
+    return plain.decoder([*map(plain.layer, _attentions(keys, plain), networks)])
+
+
+def _attentions(keys: Keys, plain: Plain) -> list[AttentionConfig]:
     count, window = plain.sizes.num_layers, keys.whole("sliding_window", None)
-    pattern = keys.take("sliding_window_pattern", None)
+    period = _period(keys)
     attention = plain.attention(qk_norm=QKNormConfig(plain.norm))
     if window is None:
         keys.take("layer_types", None)  # without a window they all see and rotate everything
-        attentions = [attention] * count
-    else:
-        length = pattern if isinstance(pattern, int) and pattern > 0 else 4
-        default = every(count, length)
-        attentions = windowed(keys, attention, count, default, rope=None)
-    return plain.decoder([plain.layer(each, norm_placement="after") for each in attentions])
+        return [attention] * count
+    return windowed(keys, attention, count, every(count, period), rope=None)
+
+
+def _period(keys: Keys) -> int:
+    """Layers from one without a window to the next; files may say ``"LLLG"`` for 4."""
+    pattern = keys.take("sliding_window_pattern", None)
+    if isinstance(pattern, str) and pattern == "L" * (len(pattern) - 1) + "G":
+        return len(pattern)
+    if pattern is not None and (type(pattern) is not int or pattern < 0):
+        wanted = "a number of layers, or L for each layer with a window and a G"
+        raise keys.refused("sliding_window_pattern", pattern, wanted)
+    return pattern or 4
+
+
+_NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
+
+
+def write_mixed(config: TransformerConfig) -> dict[str, Any]:
+    return {_NAMES.get(key, key): value for key, value in write_networks(config).items()}
 
 
 def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,20 +69,52 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"sliding_window": values.get("sliding_window"), **layer_types(values)}
 
 
+_DEFAULTS = {key: value for key, value in PLAIN_DEFAULTS.items() if key != "attention_bias"} | {
+    "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
+
 FAMILIES = (
     Family(
         "exaone4",
         "Exaone4",
         read,
         AFTER,
-        defaults={key: value for key, value in PLAIN_DEFAULTS.items() if key != "attention_bias"}
-        | {
-            "num_key_value_heads": 32,
-            "rms_norm_eps": 1e-5,
-            "sliding_window": 4096,
-            "sliding_window_pattern": 4,
-            "bos_token_id": 0,
-        },
+        defaults=_DEFAULTS | {"bos_token_id": 0},
         gguf=Gguf("exaone4", WINDOWS, values=_from_gguf),
+    ),
+    Family(
+        "exaone_moe",
+        "ExaoneMoe",
+        read_mixed,
+        replace(
+            DECODER.extended(
+                Rule(
+                    "layers.{i}.mlp.e_score_correction_bias",
+                    "layers.{i}.feed_forward.choice_bias",
+                ),
+                *EXPERTS,
+            ),
+            dropped={**DECODER.dropped, r"mtp\..+": DRAFTS},
+        ),
+        defaults=_DEFAULTS
+        | {
+            "bos_token_id": 1,
+            "eos_token_id": 53,
+            "pad_token_id": 0,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 1024,
+            "n_routed_experts": 64,
+            "num_experts_per_tok": 8,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+            "n_group": 1,
+            "topk_group": 1,
+        },
+        aliases=_NAMES,
+        write=write_mixed,
     ),
 )

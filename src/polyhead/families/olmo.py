@@ -1,15 +1,16 @@
-"""OLMo 1 to 3, OLMoE and OLMo Hybrid (Groeneveld et al. 2024 and after).
+"""OLMo 1 to 3, OLMoE, FlexOlmo and OLMo Hybrid (Groeneveld et al. 2024 and after).
 
 1 has norms without weights and may clip queries, keys and values; 2 normalizes what attention and
 network give instead of what they read, and queries and keys over all heads at once; 3 adds windows;
-OLMoE has Llama's norms and mixtures of experts; Hybrid has three layers of gated DeltaNet, with
-norms before them, for each layer like those of 2.
+OLMoE has Llama's norms and mixtures of experts, FlexOlmo the norms of 2 and OLMoE's mixtures;
+Hybrid has three layers of gated DeltaNet, with norms before them, for each layer like those of 2.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from polyhead.config import (
@@ -145,15 +146,15 @@ def write_third(config: TransformerConfig) -> dict[str, Any]:
     return {"sliding_window": window, **write_rope(full, 0)}
 
 
-def read_mixture(keys: Keys) -> TransformerConfig:
+def read_mixture(keys: Keys, *, flex: bool) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, theta=5e5 if flex else 1e4)
     attention = _attention(
         keys,
         sizes,
         rope=rope,
         qk_norm=QKNormConfig(norm, place="full_width"),
-        qkv_clip=keys.number("clip_qkv", None),
+        qkv_clip=None if flex else keys.number("clip_qkv", None),
     )
     mixture = MixtureConfig(
         read_network(keys),
@@ -163,7 +164,7 @@ def read_mixture(keys: Keys) -> TransformerConfig:
     )
     return read_decoder(
         keys,
-        [LayerConfig(attention, mixture, norm)] * sizes.num_layers,
+        [LayerConfig(attention, mixture, norm, "after" if flex else "pre")] * sizes.num_layers,
         max_positions=reach(rope, sizes.max_positions),
         norm=norm,
     )
@@ -305,7 +306,7 @@ FAMILIES = (
     Family(
         "olmoe",
         "Olmoe",
-        read_mixture,
+        partial(read_mixture, flex=False),
         DECODER.extended(*EXPERTS),
         defaults=_DEFAULTS
         | {
@@ -318,6 +319,22 @@ FAMILIES = (
         write=write,
         harmless=frozenset(("router_aux_loss_coef",)),
         gguf=Gguf("olmoe", settings=_CLIP),
+    ),
+    Family(
+        "flex_olmo",
+        "FlexOlmo",
+        partial(read_mixture, flex=True),
+        AFTER.extended(*EXPERTS),
+        defaults=_DEFAULTS
+        | {
+            "num_experts": 7,
+            "num_experts_per_tok": 5,
+            "norm_topk_prob": False,
+            "rms_norm_eps": 1e-6,
+            "eos_token_id": 100_257,
+            "pad_token_id": 100_277,
+        },
+        harmless=frozenset(("router_aux_loss_coef",)),
     ),
     Family(
         "olmo_hybrid",

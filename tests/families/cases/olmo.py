@@ -35,6 +35,16 @@ CASES = (
         gguf=GgufCase("olmo2", windows, options={"layer_types": _KINDS}),
     ),
     Case(
+        "flex_olmo",
+        {"num_experts": 5, "num_experts_per_tok": 2},
+        axes=(
+            TIED,
+            ({}, {"norm_topk_prob": True}, {"attention_bias": True}),
+            ({}, {"num_key_value_heads": None}, {"num_experts_per_tok": 3}),
+            ropes(8),
+        ),
+    ),
+    Case(
         "olmo_hybrid",
         {
             "num_hidden_layers": 3,
