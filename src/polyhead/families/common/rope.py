@@ -45,6 +45,7 @@ def read_rope(
     alpha: bool = False,
     mscales: bool = False,
     sections: bool = False,
+    filled_in: bool = False,
 ) -> RopeConfig:
     """The rotary embedding that a config.json means.
 
@@ -63,10 +64,14 @@ def read_rope(
         mscales: with the type "longrope" the family has factors of its own for cos and sin, one in
             short and one in long sequences, which have to be the same.
         sections: the family rotates by several coordinates (M-RoPE), which are equal in text.
+        filled_in: transformers writes the family's own rope_theta at the top whatever
+            rope_parameters says, and reads no rope_scaling.
 
     Raises:
         ConfigError: a key is not understood, contradicts another, or is not read by the type.
     """
+    if filled_in:
+        keys.expect("rope_scaling", None)
     name, values = _either(keys, "rope_parameters", "rope_scaling")
     if values.get("rope_type") == PROPORTIONAL and partial_rotary_factor is None:
         partial_rotary_factor = 1.0
@@ -74,7 +79,7 @@ def read_rope(
         {key: value for key, value in values.items() if value is not None},
         f"{keys.where}: {keys.named(name)}",
     )
-    theta = _once(keys, inner, "rope_theta", theta)
+    theta = _once(keys, inner, "rope_theta", theta, filled_in=filled_in)
     part = _once(
         keys,
         inner,
@@ -192,10 +197,12 @@ def _either(keys: Keys, new: str, old: str) -> tuple[str, Mapping[str, Any]]:
     return name, values
 
 
-def _once(outer: Keys, inner: Keys, key: str, default: float) -> float:
+def _once(outer: Keys, inner: Keys, key: str, default: float, *, filled_in: bool = False) -> float:
     """A number that may stand at the top or among the rope parameters."""
     at_top = outer.number(key, None) if outer.has(key) else None
     inside = inner.number(key, None)
+    if filled_in and at_top == default:
+        at_top = None
     if at_top is not None and inside is not None and at_top != inside:
         raise inner.refused(key, inside, f"the same as at the top of the file, {at_top}")
     return next((value for value in (inside, at_top) if value is not None), default)
@@ -228,6 +235,13 @@ def write_ropes(
             values["partial_rotary_factor"] = rotated / head_dim
         written[kind] = values
     return {"rope_parameters": written}
+
+
+def write_parameters(rope: RopeConfig) -> dict[str, Any]:
+    """In the newer spelling alone, of a rotation of whole heads."""
+    scaling = {} if rope.type == "default" else write_scaling(rope)
+    parameters = {"rope_type": rope.type, "rope_theta": rope.theta, **scaling}
+    return {"rope_theta": rope.theta, "rope_scaling": None, "rope_parameters": parameters}
 
 
 def write_scaling(rope: RopeConfig) -> dict[str, Any]:
