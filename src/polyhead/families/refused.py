@@ -28,5 +28,7 @@ REFUSED: Mapping[str, str] = {
     "xlnet": "it attends in two streams over permuted tokens",
     "transfo-xl": "its scores depend on the content of relative positions",
     "gemma3n_text": "its layers exchange several residual streams and share keys between layers",
+    "longcat_flash": "its experts read the first half of a layer and join the stream behind the "
+    "second, and some give back their input",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
 }
