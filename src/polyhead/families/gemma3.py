@@ -32,13 +32,12 @@ from polyhead.families.common.reading import (
     read_layer_types,
     read_sizes,
 )
-from polyhead.families.common.rope import read_rope, read_ropes, write_rope, write_ropes
+from polyhead.families.common.rope import read_rope, write_rope, write_scaling
 from polyhead.families.common.tables import SANDWICH
 from polyhead.families.common.writing import write_activation
 
 _PATTERN = 6
 _LOCAL_THETA, _GLOBAL_THETA = 10_000.0, 1_000_000.0
-_ROPES = {FULL: {"rope_theta": _GLOBAL_THETA}, SLIDING: {"rope_theta": _LOCAL_THETA}}
 _LAYERS_OF_27B = 62
 
 
@@ -117,7 +116,8 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 
 def _read_ropes(keys: Keys, head_dim: int, max_positions: int) -> dict[str, RopeConfig]:
     """The rotary embedding of each kind of layer, in both spellings."""
-    if keys.take("rope_parameters", None) is None:
+    values = keys.take("rope_parameters", None)
+    if values is None:
         local = keys.number("rope_local_base_freq", _LOCAL_THETA)
         # In this spelling the scaling is the global layers' alone.
         old = {
@@ -126,7 +126,17 @@ def _read_ropes(keys: Keys, head_dim: int, max_positions: int) -> dict[str, Rope
         }
         full = read_rope(Keys(old, keys.where), head_dim, max_positions)
         return {FULL: full, SLIDING: RopeConfig(local)}
-    return read_ropes(keys, dict.fromkeys(_ROPES, head_dim), max_positions, _ROPES)
+    thetas = {FULL: _GLOBAL_THETA, SLIDING: _LOCAL_THETA}
+    if not isinstance(values, Mapping) or values.keys() - thetas:
+        raise keys.refused("rope_parameters", values, f"an object with {' and '.join(thetas)}")
+    ropes = {}
+    for kind, theta in thetas.items():
+        inner = values.get(kind) or {}
+        if not isinstance(inner, Mapping):
+            raise keys.refused(f"rope_parameters.{kind}", inner, "an object")
+        one = Keys({"rope_parameters": {"rope_theta": theta, **inner}}, f"{keys.where}: {kind}")
+        ropes[kind] = read_rope(one, head_dim, max_positions)
+    return ropes
 
 
 def _write_ropes(ropes: Mapping[bool, RopeConfig | None]) -> dict[str, Any]:
@@ -136,7 +146,12 @@ def _write_ropes(ropes: Mapping[bool, RopeConfig | None]) -> dict[str, Any]:
     local = ropes.get(False) or RopeConfig(_LOCAL_THETA)
     if local == RopeConfig(local.theta) and full.dim is None:
         return {**write_rope(full, 0), "rope_local_base_freq": local.theta}
-    return write_ropes({FULL: (full, 0), SLIDING: (local, 0)}, _ROPES)
+    return {
+        "rope_parameters": {
+            kind: {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
+            for kind, rope in ((FULL, full), (SLIDING, local))
+        }
+    }
 
 
 def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:

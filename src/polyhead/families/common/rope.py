@@ -134,36 +134,6 @@ def read_rope(
     return RopeConfig(theta, rope_type, dim=None if rotated == head_dim else rotated, **fields)
 
 
-def read_ropes(
-    keys: Keys,
-    head_dims: Mapping[str, int],
-    max_positions: int,
-    defaults: Mapping[str, Mapping[str, Any]],
-) -> dict[str, RopeConfig]:
-    """The rotary embedding of each kind of layer, from ``rope_parameters`` with an object for each.
-
-    Args:
-        keys: the whole file.
-        head_dims: features of a head, by kind of layer.
-        max_positions: max_position_embeddings.
-        defaults: what each kind's object says where the file does not.
-    """
-    values = keys.take("rope_parameters", None)
-    if values is None:
-        values = {}
-    if not isinstance(values, Mapping) or values.keys() - defaults:
-        raise keys.refused("rope_parameters", values, f"an object with {' and '.join(defaults)}")
-    ropes = {}
-    for kind, default in defaults.items():
-        inner = values.get(kind) or default
-        if not isinstance(inner, Mapping):
-            raise keys.refused(f"rope_parameters.{kind}", inner, "an object")
-        given = {"rope_parameters": {"rope_theta": default["rope_theta"], **inner}}
-        one = Keys(given, f"{keys.where}: {kind}")
-        ropes[kind] = read_rope(one, head_dims.get(kind, 2), max_positions)
-    return ropes
-
-
 def reach(rope: RopeConfig, stated: int) -> int:
     """How many positions a model reads: files state the trained length, scaling stretches it."""
     if rope.type in ("linear", "dynamic"):
@@ -216,25 +186,6 @@ def write_rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
     if rope.type != "default":
         values["rope_scaling"] = {"rope_type": rope.type} | write_scaling(rope)
     return values
-
-
-def write_ropes(
-    ropes: Mapping[str, tuple[RopeConfig, int]], defaults: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Any]:
-    """The inverse of ``read_ropes``.
-
-    Args:
-        ropes: The rotary embedding and the features of a head, by kind of layer.
-        defaults: As of ``read_ropes``; they stand for kinds that no layer is.
-    """
-    written: dict[str, Any] = dict(defaults)
-    for kind, (rope, head_dim) in ropes.items():
-        values = {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
-        if rope.type == PROPORTIONAL:
-            rotated = head_dim if rope.rotated is None else rope.rotated
-            values["partial_rotary_factor"] = rotated / head_dim
-        written[kind] = values
-    return {"rope_parameters": written}
 
 
 def write_parameters(rope: RopeConfig) -> dict[str, Any]:
