@@ -32,7 +32,7 @@ from polyhead.families.common.reading import (
     read_layer_types,
     read_sizes,
 )
-from polyhead.families.common.rope import read_rope, write_rope, write_scaling
+from polyhead.families.common.rope import read_rope, read_ropes, write_rope, write_ropes
 from polyhead.families.common.tables import SANDWICH
 from polyhead.families.common.writing import write_activation
 
@@ -126,17 +126,7 @@ def _read_ropes(keys: Keys, head_dim: int, max_positions: int) -> dict[str, Rope
         }
         full = read_rope(Keys(old, keys.where), head_dim, max_positions)
         return {FULL: full, SLIDING: RopeConfig(local)}
-    thetas = {FULL: _GLOBAL_THETA, SLIDING: _LOCAL_THETA}
-    if not isinstance(values, Mapping) or values.keys() - thetas:
-        raise keys.refused("rope_parameters", values, f"an object with {' and '.join(thetas)}")
-    ropes = {}
-    for kind, theta in thetas.items():
-        inner = values.get(kind) or {}
-        if not isinstance(inner, Mapping):
-            raise keys.refused(f"rope_parameters.{kind}", inner, "an object")
-        one = Keys({"rope_parameters": {"rope_theta": theta, **inner}}, f"{keys.where}: {kind}")
-        ropes[kind] = read_rope(one, head_dim, max_positions)
-    return ropes
+    return read_ropes(keys, head_dim, max_positions, {FULL: _GLOBAL_THETA, SLIDING: _LOCAL_THETA})
 
 
 def _write_ropes(ropes: Mapping[bool, RopeConfig | None]) -> dict[str, Any]:
@@ -146,12 +136,7 @@ def _write_ropes(ropes: Mapping[bool, RopeConfig | None]) -> dict[str, Any]:
     local = ropes.get(False) or RopeConfig(_LOCAL_THETA)
     if local == RopeConfig(local.theta) and full.dim is None:
         return {**write_rope(full, 0), "rope_local_base_freq": local.theta}
-    return {
-        "rope_parameters": {
-            kind: {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
-            for kind, rope in ((FULL, full), (SLIDING, local))
-        }
-    }
+    return write_ropes({FULL: full, SLIDING: local})
 
 
 def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:

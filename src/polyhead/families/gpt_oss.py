@@ -28,9 +28,9 @@ from polyhead.families.common.reading import (
     read_rms_norm,
     read_sizes,
 )
-from polyhead.families.common.rope import reach, read_rope
+from polyhead.families.common.rope import reach, read_rope, write_plain_rope
 from polyhead.families.common.steps import Alternating, PerExpert, Transposed
-from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NORMS
+from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NORMS, SINKS
 from polyhead.families.common.tensors import Rule, Tensors
 
 _ALPHA = 1.702
@@ -70,9 +70,7 @@ EXPERTS = (
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
-    rope = _ROPE
-    if keys.has("rope_parameters") or keys.has("rope_scaling"):
-        rope = read_rope(keys, sizes.head_dim, sizes.max_positions, theta=_ROPE.theta)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, theta=_ROPE.theta, unstated=_ROPE)
     biased = keys.flag("attention_bias")
     attention = sizes.attention(
         qkv_bias=biased,
@@ -111,10 +109,8 @@ def read(keys: Keys) -> TransformerConfig:
 def write(config: TransformerConfig) -> dict[str, Any]:
     mixture: Any = config.layers[0].feed_forward
     windows = [layer.attention.visible_window for layer in config.layers]
-    rope = config.layers[0].attention.rope
-    plain = {"rope_scaling": {"rope_type": "default"}}  # to say nothing is to say yarn
     return {
-        **(plain if rope is not None and rope.type == "default" else {}),
+        **write_plain_rope(config.layers[0].attention.rope),
         "hidden_act": "silu",
         "num_local_experts": mixture.num_experts,
         "swiglu_alpha": _ALPHA,
@@ -140,7 +136,7 @@ FAMILIES = (
                 *AROUND_LAYERS,
                 *NORMS,
                 *ATTENTION,
-                Rule("layers.{i}.self_attn.sinks", "layers.{i}.attention.sinks"),
+                SINKS,
                 *EXPERTS,
             )
         ),

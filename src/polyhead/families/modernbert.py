@@ -29,7 +29,7 @@ from polyhead.families.common.reading import (
     read_layer_types,
     read_mha_sizes,
 )
-from polyhead.families.common.rope import read_rope, write_scaling
+from polyhead.families.common.rope import read_rope, write_ropes
 from polyhead.families.common.steps import QKVRows, Rows
 from polyhead.families.common.tasks import (
     CLASSIFIER,
@@ -116,11 +116,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         "classifier_bias": transform.bias,
         "classifier_pooling": "mean" if task is not None and task.pooling == "mean" else "cls",
         "decoder_bias": config.head_bias or config.head is None,
-        "rope_parameters": {
-            kind: {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
-            for kind in _THETA
-            for rope in (ropes.get(kind) or RopeConfig(_THETA[kind]),)
-        },
+        **write_ropes({kind: ropes.get(kind) or RopeConfig(_THETA[kind]) for kind in _THETA}),
         **write_head(config, "ModernBert"),
     }
 

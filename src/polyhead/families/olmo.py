@@ -38,7 +38,7 @@ from polyhead.families.common.reading import (
     read_rms_norm,
     read_sizes,
 )
-from polyhead.families.common.rope import reach, read_rope, write_rope
+from polyhead.families.common.rope import reach, read_rope, read_ropes, write_rope
 from polyhead.families.common.steps import Shaped
 from polyhead.families.common.tables import (
     AFTER,
@@ -126,15 +126,7 @@ def _ropes_of_third(keys: Keys, sizes: Sizes) -> dict[str, RopeConfig]:
     """One for each kind of layer; in the older spelling the scaling is the full layers' alone."""
     values = keys.take("rope_parameters", None)
     if isinstance(values, Mapping) and values.keys() <= {FULL, SLIDING}:
-        return {
-            kind: read_rope(
-                Keys({"rope_parameters": values.get(kind)}, f"{keys.where}: {kind}"),
-                sizes.head_dim,
-                sizes.max_positions,
-                theta=5e5,
-            )
-            for kind in (FULL, SLIDING)
-        }
+        return read_ropes(keys, sizes.head_dim, sizes.max_positions, {FULL: 5e5, SLIDING: 5e5})
     full = read_rope(keys, sizes.head_dim, sizes.max_positions, theta=5e5)
     return {FULL: full, SLIDING: RopeConfig(full.theta)}
 

@@ -202,10 +202,14 @@ def read_head(keys: Keys) -> Literal["tied", "untied"] | None:
 
 
 def read_layer_types(
-    keys: Keys, num_layers: int, default: list[str], kinds: Sequence[str] = LAYER_TYPES
+    keys: Keys,
+    num_layers: int,
+    default: list[str],
+    kinds: Sequence[str] = LAYER_TYPES,
+    key: str = "layer_types",
 ) -> list[str]:
     """Which layers see everything and which a window, or another of two ``kinds``."""
-    types = keys.take("layer_types", None)
+    types = keys.take(key, None)
     if types is None:
         return default
     if (
@@ -213,7 +217,7 @@ def read_layer_types(
         or len(types) != num_layers
         or any(kind not in kinds for kind in types)
     ):
-        raise keys.refused("layer_types", types, f"{num_layers} of {' and '.join(kinds)}")
+        raise keys.refused(key, types, f"{num_layers} of {' and '.join(kinds)}")
     return types
 
 

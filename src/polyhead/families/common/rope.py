@@ -7,7 +7,7 @@ load cleanly and be wrong past its trained length, so a key that is not applied 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from polyhead.config import RopeConfig
@@ -46,6 +46,8 @@ def read_rope(
     mscales: bool = False,
     sections: bool = False,
     filled_in: bool = False,
+    read_elsewhere: Collection[str] = (),
+    unstated: RopeConfig | None = None,
 ) -> RopeConfig:
     """The rotary embedding that a config.json means.
 
@@ -57,8 +59,8 @@ def read_rope(
         theta: the family's base where the file gives none.
         partial_rotary_factor: the family's own, where the file gives none; None: the family
             rotates whole heads and has no such key.
-        states_trained: the family writes original_max_position_embeddings whatever the type, and
-            types that do not read it leave it out.
+        states_trained: the family writes original_max_position_embeddings whatever the type, at the
+            top or among the rope parameters, and types that do not read it leave it out.
         alpha: with the type "dynamic" the family has a number that stretches the base for good,
             whatever the length, and reads no other field then.
         mscales: with the type "longrope" the family has factors of its own for cos and sin, one in
@@ -66,12 +68,16 @@ def read_rope(
         sections: the family rotates by several coordinates (M-RoPE), which are equal in text.
         filled_in: transformers writes the family's own rope_theta at the top whatever
             rope_parameters says, and reads no rope_scaling.
+        read_elsewhere: keys among the rope parameters that the family's reader takes itself.
+        unstated: the family's own embedding where the file has none of these objects.
 
     Raises:
         ConfigError: a key is not understood, contradicts another, or is not read by the type.
     """
     if filled_in:
         keys.expect("rope_scaling", None)
+    if unstated is not None and not states_rope(keys):
+        return unstated
     name, values = _either(keys, "rope_parameters", "rope_scaling")
     if values.get("rope_type") == PROPORTIONAL and partial_rotary_factor is None:
         partial_rotary_factor = 1.0
@@ -101,7 +107,7 @@ def read_rope(
     if mscales and rope_type == "longrope" and inner.has("short_mscale"):
         fields["attention_factor"] = inner.number("short_mscale")
         inner.expect("long_mscale", fields["attention_factor"])
-    for key in ("mrope_section", "mrope_interleaved") if sections else ():
+    for key in (*read_elsewhere, *(("mrope_section", "mrope_interleaved") if sections else ())):
         inner.take(key, None)
     inner.finish()
     if stretch:
@@ -111,6 +117,8 @@ def read_rope(
             )
         rope_type, fields = "default", {}
         theta *= stretch ** (head_dim / (head_dim - 2))
+    if states_trained and rope_type not in _KNOWS_TRAINED_LENGTH:
+        fields.pop("original_max_positions", None)
     trained = keys.whole("original_max_position_embeddings", None)
     if trained is not None and (rope_type in _KNOWS_TRAINED_LENGTH or not states_trained):
         fields["original_max_positions"] = trained
@@ -132,6 +140,62 @@ def read_rope(
         return RopeConfig(theta, rope_type, rotated=int(part * head_dim // 2) * 2, **fields)
     rotated = int(head_dim * part)
     return RopeConfig(theta, rope_type, dim=None if rotated == head_dim else rotated, **fields)
+
+
+def states_rope(keys: Keys) -> bool:
+    """Whether a file says more of its rotary embedding than the base."""
+    new, old = keys.take("rope_parameters", None), keys.take("rope_scaling", None)
+    return new is not None or bool(old)
+
+
+def read_ropes(
+    keys: Keys, head_dim: int, max_positions: int, thetas: Mapping[str, float | None], **how: Any
+) -> dict[str, RopeConfig]:
+    """The rotary embedding of each kind of layer, where ``rope_parameters`` has one for each.
+
+    Args:
+        keys: the whole file.
+        head_dim: features of a head.
+        max_positions: max_position_embeddings.
+        thetas: by kind of layer, the family's base where the file gives none; None: the file has
+            to, and a kind that it gives nothing for is left out.
+        **how: as for ``read_rope``.
+
+    Raises:
+        ConfigError: another key than these kinds, or what ``read_rope`` refuses.
+    """
+    values = keys.take("rope_parameters")
+    if not isinstance(values, Mapping) or values.keys() - thetas.keys():
+        raise keys.refused("rope_parameters", values, f"an object with {' and '.join(thetas)}")
+    ropes: dict[str, RopeConfig] = {}
+    for kind, theta in thetas.items():
+        inner, where = values.get(kind), f"{keys.where}: rope_parameters.{kind}"
+        if inner is None and theta is None:
+            continue
+        if not isinstance(inner or {}, Mapping):
+            raise keys.refused(f"rope_parameters.{kind}", inner, "an object")
+        stated = Keys(inner or {}, where).number("rope_theta") if theta is None else theta
+        one = Keys({"rope_parameters": inner}, where)
+        ropes[kind] = read_rope(one, head_dim, max_positions, theta=stated, **how)
+    return ropes
+
+
+def write_ropes(ropes: Mapping[str, RopeConfig | None]) -> dict[str, Any]:
+    """The inverse of ``read_ropes``; null for layers that do not rotate."""
+    return {
+        "rope_parameters": {
+            kind: None
+            if rope is None
+            else {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
+            for kind, rope in ropes.items()
+        }
+    }
+
+
+def write_plain_rope(rope: RopeConfig | None) -> dict[str, Any]:
+    """For families where to say nothing is to say a scaled type."""
+    plain = rope is not None and rope.type == "default"
+    return {"rope_scaling": {"rope_type": "default"}} if plain else {}
 
 
 def reach(rope: RopeConfig, stated: int) -> int:

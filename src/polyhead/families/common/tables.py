@@ -25,6 +25,8 @@ ATTENTION = under(
     {name: name for name in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")},
 )
 
+SINKS = Rule("layers.{i}.self_attn.sinks", "layers.{i}.attention.sinks")
+
 NETWORK = under(
     "layers.{i}.mlp.",
     "layers.{i}.feed_forward.",

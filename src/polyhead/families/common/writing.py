@@ -16,7 +16,7 @@ from polyhead.families.common.rope import stated_length, write_rope
 
 
 def write_common(config: TransformerConfig) -> dict[str, Any]:
-    """The shared keys, from the model, its first layer, and the first that keeps keys."""
+    """The shared keys, from the model and its first layers, that keep keys and that rotate."""
     layer = config.layers[0]
     found: list[Any] = [each.attention for each in config.layers]
     keeping = (a for a in found if any(memory.keys_and_values for memory in a.memories))
@@ -40,10 +40,10 @@ def write_common(config: TransformerConfig) -> dict[str, Any]:
         "type_vocab_size": config.embedding.num_segments,
         **write_token_ids(config),
     }
-    rope = attention.rope
-    if rope is not None:
-        values |= write_rope(rope, attention.rope_head_dim)
-        values["max_position_embeddings"] = stated_length(rope, config.max_positions)
+    turned = next((each for each in found if each.rope is not None), None)
+    if turned is not None:
+        values |= write_rope(turned.rope, turned.rope_head_dim)
+        values["max_position_embeddings"] = stated_length(turned.rope, config.max_positions)
     windows = [getattr(each.attention, "window", None) for each in config.layers]
     window = next((found for found in windows if found is not None), None)
     values |= {
