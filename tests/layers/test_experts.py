@@ -1,4 +1,4 @@
-"""The mixture of experts equals transformers' DeepSeek-V2, DeepSeek-V3 and Mixtral blocks."""
+"""The mixture of experts equals blocks of transformers: DeepSeek-V2 and V3, Kolibri 1, Mixtral."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ CASES: dict[str, tuple[str, str, dict[str, Any], MixtureConfig]] = {
             normalize=True, scale=2.5, groups=2, groups_per_token=1, group_score="best two",
         ),
     ),
+    "kolibri1": (
+        "kolibri1",
+        "Kolibri1SparseMoeBlock",
+        {"num_experts": 8, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32},
+        MixtureConfig(
+            EXPERT, 8, 3, FeedForwardConfig(32), scoring="sigmoid", choice_bias=True,
+            choice_bias_of="logits",
+        ),
+    ),
     "mixtral": (
         "mixtral",
         "MixtralSparseMoeBlock",
@@ -44,18 +53,19 @@ CASES: dict[str, tuple[str, str, dict[str, Any], MixtureConfig]] = {
     ),
 }  # fmt: skip
 
+_DEEPSEEK = {"moe_intermediate_size": 16, "n_routed_experts": 8, "n_shared_experts": 2}
+
 
 def pair(case: str) -> tuple[Any, Experts]:
     """transformers' block and ours with the same weights."""
     name, kind, settings, config = CASES[case]
     models = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     configs = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
-    prefix = {"mixtral": "Mixtral"}.get(name, kind[:10])
+    prefix = {"mixtral": "Mixtral", "kolibri1": "Kolibri1"}.get(name, kind[:10])
     made = getattr(configs, f"{prefix}Config")(
         hidden_size=24,
         num_attention_heads=4, num_experts_per_tok=3,
-        **({} if name == "mixtral" else {"moe_intermediate_size": 16, "n_routed_experts": 8,
-                                         "n_shared_experts": 2}),
+        **(_DEEPSEEK if name.startswith("deepseek") else {}),
         **settings,
     )  # fmt: skip
     made._experts_implementation = "eager"
@@ -136,6 +146,8 @@ def test_round_trip_and_refusals() -> None:
         ({"groups_per_token": 3}, "groups_per_token must be 1 to groups=2"),
         ({"scoring": "tanh"}, "scoring must be"),
         ({"group_score": "worst"}, "group_score must be"),
+        ({"choice_bias_of": "weights"}, "choice_bias_of must be"),
+        ({"choice_bias_of": "logits", "choice_bias": False}, "needs choice_bias"),
     ):
         with pytest.raises(ConfigError, match=words):
             MixtureConfig(**{**vars(config), **changes})

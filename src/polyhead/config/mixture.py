@@ -32,6 +32,8 @@ class MixtureConfig(Network, kind="mixture"):
         jitter: For sparsemixer, experts count as near within 2 · jitter of the best, relatively.
         choice_bias: A number per expert that is added for the choice alone (DeepSeek-V3, GLM-4
             MoE, MiniMax-M2).
+        choice_bias_of: What it is added to: the experts' ``"scores"``, or their ``"logits"``, by
+            which they are then chosen (Kolibri 1).
         normalize: Weights of the chosen experts sum to 1. With softmax this is also the softmax
             over the chosen experts alone (GPT-OSS, Granite MoE).
         weighs: Whether weights multiply what experts give (``"output"``) or what they are given
@@ -64,10 +66,14 @@ class MixtureConfig(Network, kind="mixture"):
     weighs: Literal["output", "input"] = "output"
     capacity: int | None = None
     shared_scale: float = 1.0
+    choice_bias_of: Literal["scores", "logits"] = "scores"
 
     def __post_init__(self) -> None:
         check_choice("scoring", self.scoring, ("softmax", "sigmoid", "sparsemixer"))
         check_choice("weighs", self.weighs, ("output", "input"))
+        check_choice("choice_bias_of", self.choice_bias_of, ("scores", "logits"))
+        if self.choice_bias_of == "logits" and not self.choice_bias:
+            raise ConfigError("choice_bias_of 'logits' needs choice_bias: got choice_bias=False")
         if self.shared_gate and self.shared is None:
             raise ConfigError("shared_gate needs a shared network: got shared=None")
         if self.shared_scale != 1.0 and self.shared is None:

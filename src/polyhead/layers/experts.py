@@ -159,7 +159,9 @@ class Experts(Fixed):
             weights, chosen = _sparsemixer(logits, config.experts_per_token, config.jitter)
             return weights * config.scale, chosen
         scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(dim=-1)
-        choice = scores if self.choice_bias is None else scores + self.choice_bias
+        choice = logits if config.choice_bias_of == "logits" else scores
+        if self.choice_bias is not None:
+            choice = choice + self.choice_bias
         if config.groups > 1:
             grouped = choice.view(len(x), config.groups, -1)
             best = grouped.topk(2 if config.group_score == "best two" else 1, dim=-1).values
@@ -212,6 +214,7 @@ def native_routing(experts: Experts, x: Tensor) -> Routing | None:
     bias = experts._buffers["choice_bias"]
     if (
         router is None
+        or config.choice_bias_of != "scores"
         or len(router.weight) != config.num_experts
         or (gate is not None and gate_weight is None)
         or not (bias is None or bias.dtype in (x.dtype, torch.float32))
