@@ -31,6 +31,7 @@ _EACH = 4
 @cache
 def _tiny(model_type: str) -> dict[str, Any]:
     values: dict[str, Any] = json.loads(all_cases()[model_type].config().to_json_string())
+    values["model_type"] = model_type
     harmless = HARMLESS | families()[model_type].harmless
     return {key: value for key, value in values.items() if key not in harmless}
 

@@ -1,9 +1,12 @@
-"""GPT-2 (Radford et al. 2019), and the first GPT (2018), which has its norms last."""
+"""GPT-2 (Radford et al. 2019), GPT-SW3 (Ekgren et al. 2022), which transformers loads as GPT-2, and
+the first GPT (2018), which has its norms last.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from polyhead.config import (
@@ -194,32 +197,35 @@ _CONVOLUTIONS = (  # weights lie as [in, out]
     Rule("h.{i}.mlp.c_proj", "layers.{i}.feed_forward.down_proj", Transposed()),
 )
 
-FAMILIES = (
-    Family(
+_GPT2 = Family(
+    "gpt2",
+    "GPT2",
+    read,
+    gpt_tensors(_CONVOLUTIONS),
+    initial=InitialConfig("residual"),
+    defaults=DEFAULTS
+    | {
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+    },
+    write=write,
+    aliases=ALIASES,
+    not_supported=NO_CROSS_ATTENTION,
+    harmless=SUMMARY | {"reorder_and_upcast_attn"},
+    with_head="LMHeadModel",
+    gguf=Gguf(
         "gpt2",
-        "GPT2",
-        read,
-        gpt_tensors(_CONVOLUTIONS),
-        initial=InitialConfig("residual"),
-        defaults=DEFAULTS
-        | {
-            "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False,
+        settings={"attention.head_count_kv": None},
+        steps={  # the converter transposes
+            "h.{i}.attn.c_attn": (QKVRows(),),
+            **dict.fromkeys((rule.theirs for rule in _CONVOLUTIONS[1:]), ()),
         },
-        write=write,
-        aliases=ALIASES,
-        not_supported=NO_CROSS_ATTENTION,
-        harmless=SUMMARY | {"reorder_and_upcast_attn"},
-        with_head="LMHeadModel",
-        gguf=Gguf(
-            "gpt2",
-            settings={"attention.head_count_kv": None},
-            steps={  # the converter transposes
-                "h.{i}.attn.c_attn": (QKVRows(),),
-                **dict.fromkeys((rule.theirs for rule in _CONVOLUTIONS[1:]), ()),
-            },
-        ),
     ),
+)
+
+FAMILIES = (
+    _GPT2,
+    replace(_GPT2, model_type="gpt-sw3", gguf=None),
     Family(
         "openai-gpt",
         "OpenAIGPT",

@@ -43,13 +43,16 @@ def _neox_settings(config: Any) -> Mapping[str, Any]:
     }
 
 
+_OF_GPT2 = (TIED, _NETWORKS, _SCALES, ({"scale_attn_by_inverse_layer_idx": True}, {}))
+
 CASES = (
     Case(
         "gpt2",
         _OWN_NAMES,
-        axes=(TIED, _NETWORKS, _SCALES, ({"scale_attn_by_inverse_layer_idx": True}, {})),
+        axes=_OF_GPT2,
         gguf=GgufCase("gpt2", _settings, _transposed),
     ),
+    Case("gpt-sw3", _OWN_NAMES, axes=_OF_GPT2),
     Case(
         "openai-gpt",
         _OWN_NAMES,
