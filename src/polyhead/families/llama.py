@@ -1,4 +1,6 @@
-"""Llama 1 to 3 (Touvron et al. 2023; Llama 3, 2024)."""
+"""Llama 1 to 3 (Touvron et al. 2023; Llama 3, 2024), and models of its class under other names:
+InternLM3 (Shanghai AI Laboratory 2025) and IQuest-Coder (2026).
+"""
 
 from __future__ import annotations
 
@@ -28,27 +30,62 @@ def read(keys: Keys) -> TransformerConfig:
     )
 
 
+def read_internlm3(keys: Keys) -> TransformerConfig:
+    biased = keys.flag("attention_bias")
+    if keys.flag("mlp_bias") != biased:
+        raise keys.refused("attention_bias", biased, f"the same as {keys.named('mlp_bias')}")
+    return read(keys)
+
+
+_DEFAULTS = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "mlp_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
+
 FAMILIES = (
     Family(
         "llama",
         "Llama",
         read,
         DECODER,
-        defaults={
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "mlp_bias": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": None,
-        },
+        defaults=_DEFAULTS,
         gguf=Gguf(
             "llama",
             steps=PAIRS,
             fits=lambda metadata: not has_experts(metadata),
         ),
+    ),
+    Family(
+        "internlm3",
+        "Llama",
+        read_internlm3,
+        DECODER,
+        defaults=_DEFAULTS
+        | {
+            "num_key_value_heads": 2,
+            "head_dim": 128,
+            "rms_norm_eps": 1e-5,
+            "pad_token_id": 2,
+        },
+        aliases={"attention_bias": "qkv_bias", "mlp_bias": "bias"},
+    ),
+    Family(
+        "iquestcoder",
+        "Llama",
+        read,
+        DECODER,
+        defaults=_DEFAULTS | {"num_key_value_heads": 8, "head_dim": 128, "rms_norm_eps": 1e-5},
+        not_supported={
+            "clip_qkv": "transformers refuses it",
+            "use_sliding_window": "transformers refuses it",
+        },
+        harmless=frozenset(("sliding_window", "max_window_layers")),
     ),
 )

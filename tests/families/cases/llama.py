@@ -20,4 +20,19 @@ CASES = (
             ({"sliding_window": 7}, {"sliding_window": None}, {"head_dim": 12}),
         ),
     ),
+    Case(
+        "internlm3",
+        {"head_dim": 12},
+        axes=(
+            TIED,
+            ({}, {"num_key_value_heads": 4}),
+            ({}, {"attention_bias": True, "mlp_bias": True}, {"qkv_bias": True, "bias": True}),
+            ropes(12),
+        ),
+    ),
+    Case(
+        "iquestcoder",
+        {"head_dim": 12},
+        axes=(TIED, ({}, {"attention_bias": True}, {"mlp_bias": True}), ropes(12)),
+    ),
 )

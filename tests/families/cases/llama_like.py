@@ -28,6 +28,18 @@ def _stretched(config: Any) -> dict[str, Any]:
     }
 
 
+_GROWING = [
+    {
+        "rope_parameters": {
+            "llama_4_scaling_beta": 0.5,
+            "original_max_position_embeddings": 10,
+            **each["rope_parameters"],
+        }
+    }
+    for each in (rope("default"), *ropes(12)[1:])
+]
+
+
 def windows(config: Any) -> dict[str, Any]:
     """Which layers have one, as a list."""
     kinds = [kind == "sliding_attention" for kind in config.layer_types]
@@ -40,6 +52,26 @@ CASES = (
         "arcee",
         axes=(TIED, _BIAS, ({}, {"hidden_act": "gelu"}), ropes(8)),
         gguf=GgufCase("arcee", change=paired),
+    ),
+    Case(
+        "jais2",
+        {"head_dim": 12},
+        axes=(
+            TIED,
+            ({}, {"attention_bias": False}, {"mlp_bias": False}),
+            ({}, {"hidden_act": "gelu"}, {"num_key_value_heads": 4}, {"layer_norm_eps": 0.1}),
+            ropes(12),
+        ),
+    ),
+    Case(
+        "nanochat",
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"num_key_value_heads": 4}, {"rms_norm_eps": 0.1}),
+            ({}, {"final_logit_softcapping": 2.0}, {"final_logit_softcapping": None}),
+            ({}, {"hidden_act": "gelu"}),
+            ropes(8),
+        ),
     ),
     Case(
         "seed_oss",
@@ -71,6 +103,24 @@ CASES = (
         "ministral",
         {"head_dim": 12, "sliding_window": 7},
         axes=(TIED, ({}, {"layer_types": _KINDS}, {"num_key_value_heads": 4})),
+    ),
+    Case(
+        "ministral3",
+        {"head_dim": 12},
+        axes=(
+            TIED,
+            ({}, {"sliding_window": 7}, {"num_key_value_heads": 4}),
+            ({}, *_GROWING),
+        ),
+    ),
+    Case(
+        "cwm",
+        {"head_dim": 12, "sliding_window": 7, "num_hidden_layers": 3},
+        axes=(
+            TIED,
+            ({}, {"layer_types": [*_KINDS, "full_attention"]}, {"mlp_bias": True}),
+            (*ropes(12), rope("default")),
+        ),
     ),
     Case(
         "smollm3",
