@@ -1,13 +1,14 @@
-"""Granite 3 and 4 (2024, 2025): Llama with four multipliers, its mixture of experts, and hybrids of
-Mamba-2 and attention.
+"""Granite 3 and 4 (IBM 2024, 2025): Llama with four multipliers, its mixture of experts, hybrids of
+Mamba-2 and attention, and models with windows, sinks and a rotary base for each layer. HyperCLOVA X
+(Naver 2025) has the multipliers and norms on both sides.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from polyhead.config import (
     AttentionConfig,
@@ -28,9 +29,11 @@ from polyhead.families.common.keys import Keys
 from polyhead.families.common.mamba2 import DEFAULTS as MAMBA2
 from polyhead.families.common.mamba2 import HARMLESS as MAMBA2_HARMLESS
 from polyhead.families.common.mamba2 import mamba2_rules, read_mamba2, write_mamba2
+from polyhead.families.common.plain import windowed, write_window
 from polyhead.families.common.reading import (
     FULL,
     LINEAR,
+    SLIDING,
     Sizes,
     read_decoder,
     read_network,
@@ -45,39 +48,78 @@ from polyhead.families.common.tables import (
     DECODER,
     FREQUENCIES,
     NORMS,
+    SINKS,
 )
 from polyhead.families.common.tensors import Rule, Tensors
 
 _MIXTURE = "layers.{i}.feed_forward."
 _SPARSE = "layers.{i}.block_sparse_moe."
-EXPERTS = (
-    Rule(_SPARSE + "router.layer", _MIXTURE + "router"),
-    Rule(
-        _SPARSE + "input_linear.weight",
-        (_MIXTURE + "experts.{j}.gate_proj.weight", _MIXTURE + "experts.{j}.up_proj.weight"),
-        PerExpert(),
-        Rows(),
-    ),
-    Rule(_SPARSE + "output_linear.weight", _MIXTURE + "experts.{j}.down_proj.weight", PerExpert()),
-)
 
 
-def read(keys: Keys, *, sparse: bool) -> TransformerConfig:
+def experts(router: str, into: str, out: str) -> tuple[Rule, ...]:
+    """Names of a mixture whose experts lie stacked, gate and up in one tensor."""
+    expert = _MIXTURE + "experts.{j}."
+    pair = (expert + "gate_proj.weight", expert + "up_proj.weight")
+    return (
+        Rule(_SPARSE + router, _MIXTURE + "router"),
+        Rule(_SPARSE + into, pair, PerExpert(), Rows()),
+        Rule(_SPARSE + out, expert + "down_proj.weight", PerExpert()),
+    )
+
+
+EXPERTS = experts("router.layer", "input_linear.weight", "output_linear.weight")
+
+
+def read(keys: Keys, network: Callable[[Keys], Any]) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
     rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
-    network: Any = read_network(keys, bias=not sparse and keys.flag("mlp_bias"))
-    if sparse:
-        network = _mixture(keys, network)
-    return _decoder(keys, sizes, norm, rope, [_attention(keys, sizes, rope)], network)
+    return _decoder(keys, sizes, norm, rope, [_attention(keys, sizes, rope)], network(keys))
 
 
-def read_shared(keys: Keys) -> TransformerConfig:
-    sizes, norm, expert = read_sizes(keys), read_rms_norm(keys), read_network(keys)
+def read_windowed(keys: Keys, network: Callable[[Keys], Any]) -> TransformerConfig:
+    sizes, norm = read_sizes(keys), read_rms_norm(keys)
+    count = sizes.num_layers
     rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
-    width = keys.whole("shared_intermediate_size")
+    thetas = keys.numbers("layer_rope_theta", []) or [rope.theta] * count
+    if len(thetas) != count:
+        raise keys.refused("layer_rope_theta", thetas, f"{count} numbers, one for each layer")
+    default = [SLIDING if i % 4 else FULL for i in range(count)]
+    attention = _attention(keys, sizes, rope, sinks=True)
+    attentions = [
+        replace(each, rope=replace(rope, theta=float(theta)) if theta else None)
+        for each, theta in zip(windowed(keys, attention, count, default), thetas, strict=True)
+    ]
+    return _decoder(keys, sizes, norm, rope, attentions, network(keys))
+
+
+def read_hyperclovax(keys: Keys) -> TransformerConfig:
+    sizes, norm = read_sizes(keys), read_rms_norm(keys)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
+    scale = keys.number("attention_multiplier", None)
+    return _decoder(
+        keys,
+        sizes,
+        norm,
+        rope,
+        [_attention(keys, sizes, rope, scale=scale)],
+        dense(keys),
+        norm_placement="sandwich" if keys.flag("use_post_norm") else "pre",
+        logit_scale=keys.number("logits_scaling"),
+    )
+
+
+def dense(keys: Keys) -> FeedForwardConfig:
+    return read_network(keys, bias=keys.flag("mlp_bias"))
+
+
+def sparse(keys: Keys) -> MixtureConfig:
+    return _mixture(keys, read_network(keys))
+
+
+def shared(keys: Keys) -> MixtureConfig:
+    expert, width = read_network(keys), keys.whole("shared_intermediate_size")
     beside = replace(expert, hidden_dim=width) if width else None
-    network = replace(_mixture(keys, expert), shared=beside)
-    return _decoder(keys, sizes, norm, rope, [_attention(keys, sizes, rope)], network)
+    return replace(_mixture(keys, expert), shared=beside)
 
 
 def read_hybrid(keys: Keys) -> TransformerConfig:
@@ -103,14 +145,18 @@ def read_hybrid(keys: Keys) -> TransformerConfig:
     return _decoder(keys, sizes, norm, rope, [known[kind] for kind in kinds], network)
 
 
-def _attention(keys: Keys, sizes: Sizes, rope: RopeConfig | None) -> AttentionConfig:
+def _attention(
+    keys: Keys, sizes: Sizes, rope: RopeConfig | None, **options: Any
+) -> AttentionConfig:
     biased = keys.flag("attention_bias")
+    if "scale" not in options:
+        options["scale"] = keys.number("attention_multiplier")
     return sizes.attention(
         qkv_bias=biased,
         out_bias=biased,
         rope=rope,
-        scale=keys.number("attention_multiplier"),
         dropout=keys.number("attention_dropout"),
+        **options,
     )
 
 
@@ -126,17 +172,23 @@ def _decoder(
     rope: RopeConfig | None,
     attentions: Sequence[HeadLayout],
     network: Any,
+    *,
+    norm_placement: Literal["pre", "sandwich"] = "pre",
+    logit_scale: float | None = None,
 ) -> TransformerConfig:
     """The model of these layers; one stands for all."""
     scale = keys.number("residual_multiplier")
-    layers = [LayerConfig(each, network, norm, residual_scale=scale) for each in attentions]
+    layers = [
+        LayerConfig(each, network, norm, norm_placement, residual_scale=scale)
+        for each in attentions
+    ]
     return read_decoder(
         keys,
         layers if len(layers) > 1 else layers * sizes.num_layers,
         max_positions=sizes.max_positions if rope is None else reach(rope, sizes.max_positions),
         norm=norm,
         embedding=EmbeddingConfig(scale=keys.number("embedding_multiplier")),
-        logit_scale=1.0 / keys.positive("logits_scaling"),
+        logit_scale=1.0 / keys.positive("logits_scaling") if logit_scale is None else logit_scale,
     )
 
 
@@ -157,6 +209,25 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     if isinstance(network, MixtureConfig):
         values["num_local_experts"] = network.num_experts
     return values
+
+
+def write_windowed(config: TransformerConfig) -> dict[str, Any]:
+    ropes = [layer.attention.rope for layer in config.layers]
+    mixed = isinstance(config.layers[0].feed_forward, MixtureConfig)
+    return {
+        **(write_shared(config) if mixed else write(config)),
+        "layer_rope_theta": [0 if each is None else each.theta for each in ropes],
+        **write_window(config, 128),
+    }
+
+
+def write_hyperclovax(config: TransformerConfig) -> dict[str, Any]:
+    attention: Any = config.layers[0].attention
+    return write(config) | {
+        "attention_multiplier": attention.scale,
+        "logits_scaling": config.logit_scale,
+        "use_post_norm": config.layers[0].norm_placement == "sandwich",
+    }
 
 
 def write_shared(config: TransformerConfig) -> dict[str, Any]:
@@ -239,6 +310,19 @@ _DEFAULTS = {
     "eos_token_id": 2,
     "pad_token_id": None,
 }
+
+
+def _tensors_of_shared(experts: tuple[Rule, ...]) -> Tensors:
+    beside = _network_beside(_MIXTURE + "shared.")
+    return Tensors((*AROUND_LAYERS, *NORMS, *ATTENTION, *experts, *beside), dropped=FREQUENCIES)
+
+
+_EXPERTS_OF_SHARED = {
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_intermediate_size": 0,
+}
+_WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
 _SCALES = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
@@ -250,7 +334,7 @@ FAMILIES = (
     Family(
         "granite",
         "Granite",
-        partial(read, sparse=False),
+        partial(read, network=dense),
         DECODER,
         defaults=_DEFAULTS | {"mlp_bias": False},
         write=write,
@@ -259,7 +343,7 @@ FAMILIES = (
     Family(
         "granitemoe",
         "GraniteMoe",
-        partial(read, sparse=True),
+        partial(read, network=sparse),
         Tensors((*AROUND_LAYERS, *NORMS, *ATTENTION, *EXPERTS), dropped=FREQUENCIES),
         defaults=_DEFAULTS | {"num_local_experts": 8, "num_experts_per_tok": 2},
         write=write,
@@ -274,13 +358,9 @@ FAMILIES = (
     Family(
         "granitemoeshared",
         "GraniteMoeShared",
-        read_shared,
-        Tensors(
-            (*AROUND_LAYERS, *NORMS, *ATTENTION, *EXPERTS, *_network_beside(_MIXTURE + "shared.")),
-            dropped=FREQUENCIES,
-        ),
-        defaults=_DEFAULTS
-        | {"num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 0},
+        partial(read, network=shared),
+        _tensors_of_shared(EXPERTS),
+        defaults=_DEFAULTS | _EXPERTS_OF_SHARED,
         write=write_shared,
         harmless=frozenset(("router_aux_loss_coef",)),
     ),
@@ -300,5 +380,45 @@ FAMILIES = (
         },
         write=write_hybrid,
         harmless=MAMBA2_HARMLESS | {"router_aux_loss_coef"},
+    ),
+    Family(
+        "granite_swa",
+        "GraniteSWA",
+        partial(read_windowed, network=dense),
+        DECODER.extended(SINKS),
+        defaults=_DEFAULTS
+        | _WINDOWS
+        | {
+            "mlp_bias": False,
+            "num_key_value_heads": 4,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "bos_token_id": 100_257,
+            "eos_token_id": 100_257,
+        },
+        write=write_windowed,
+    ),
+    Family(
+        "granitemoe_swa",
+        "GraniteMoeSWA",
+        partial(read_windowed, network=shared),
+        _tensors_of_shared(experts("router", "experts.gate_up_proj", "experts.down_proj")).extended(
+            SINKS
+        ),
+        defaults=_DEFAULTS | _WINDOWS | _EXPERTS_OF_SHARED,
+        write=write_windowed,
+        harmless=frozenset(("router_aux_loss_coef",)),
+    ),
+    Family(
+        "hyperclovax",
+        "HyperCLOVAX",
+        read_hyperclovax,
+        DECODER.extended(
+            Rule("layers.{i}.post_norm1", "layers.{i}.attention_out_norm"),
+            Rule("layers.{i}.post_norm2", "layers.{i}.feed_forward_out_norm"),
+        ),
+        defaults=_DEFAULTS
+        | {"mlp_bias": False, "attention_multiplier": None, "use_post_norm": True},
+        write=write_hyperclovax,
     ),
 )
