@@ -1,5 +1,6 @@
 """Gemma 1 and 2 (2024): norms by one plus the stored weight, embeddings scaled by √E; 2 has norms
-on both sides, softcaps, and windows in every other layer.
+on both sides, softcaps, and windows in every other layer. VaultGemma (2025, trained with
+differential privacy) is 2 with norms before its parts alone.
 """
 
 from __future__ import annotations
@@ -7,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from polyhead.config import (
     EmbeddingConfig,
@@ -30,6 +31,7 @@ from polyhead.families.common.reading import (
 )
 from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.tables import DECODER, SANDWICH
+from polyhead.families.common.tensors import Rule
 from polyhead.families.common.writing import write_activation
 
 _DEFAULTS = {
@@ -46,7 +48,9 @@ _DEFAULTS = {
 _NOT_SUPPORTED = {"use_bidirectional_attention": "only causal attention is built"}
 
 
-def read(keys: Keys, *, second: bool) -> TransformerConfig:
+def read(
+    keys: Keys, *, second: bool, placement: Literal["pre", "sandwich"] = "sandwich"
+) -> TransformerConfig:
     sizes = read_sizes(keys)
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"), weight_offset=1.0)
     rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
@@ -55,7 +59,7 @@ def read(keys: Keys, *, second: bool) -> TransformerConfig:
         qkv_bias=biased, out_bias=biased, rope=rope, dropout=keys.number("attention_dropout")
     )
     if second:
-        layers, cap = _second(keys, attention, norm, sizes.num_layers)
+        layers, cap = _second(keys, attention, norm, sizes.num_layers, placement)
     else:
         keys.expect("hidden_activation", None, "gelu_pytorch_tanh")
         layers, cap = [LayerConfig(attention, read_network(keys), norm)] * sizes.num_layers, None
@@ -70,7 +74,11 @@ def read(keys: Keys, *, second: bool) -> TransformerConfig:
 
 
 def _second(
-    keys: Keys, attention: Any, norm: NormConfig, count: int
+    keys: Keys,
+    attention: Any,
+    norm: NormConfig,
+    count: int,
+    placement: Literal["pre", "sandwich"],
 ) -> tuple[list[LayerConfig], float | None]:
     """Gemma 2's layers, and the softcap of its logits."""
     scalar, window = keys.positive("query_pre_attn_scalar"), keys.whole("sliding_window", None)
@@ -87,9 +95,7 @@ def _second(
     if SLIDING in kinds and window is None:
         raise keys.refused("sliding_window", window, "a number of keys, as layer_types has windows")
     of_kind = {FULL: attention, SLIDING: replace(attention, window=window)}
-    layers = [
-        LayerConfig(of_kind[kind], network, norm, norm_placement="sandwich") for kind in kinds
-    ]
+    layers = [LayerConfig(of_kind[kind], network, norm, placement) for kind in kinds]
     return layers, keys.number("final_logit_softcapping", None)
 
 
@@ -114,6 +120,14 @@ def _scale_of_second(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _LAYERS_OF_27B = 46
+_OF_SECOND = {
+    "hidden_activation": "gelu_pytorch_tanh",
+    "num_key_value_heads": 4,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
 
 FAMILIES = (
     Family(
@@ -130,17 +144,20 @@ FAMILIES = (
         "Gemma2",
         lambda keys: read(keys, second=True),
         SANDWICH,
-        defaults=_DEFAULTS
-        | {
-            "hidden_activation": "gelu_pytorch_tanh",
-            "num_key_value_heads": 4,
-            "query_pre_attn_scalar": 256,
-            "sliding_window": 4096,
-            "attn_logit_softcapping": 50.0,
-            "final_logit_softcapping": 30.0,
-        },
+        defaults=_DEFAULTS | _OF_SECOND,
         write=write_second,
         not_supported=_NOT_SUPPORTED,
         gguf=Gguf("gemma2", norms=1.0, values=_scale_of_second),
+    ),
+    Family(
+        "vaultgemma",
+        "VaultGemma",
+        lambda keys: read(keys, second=True, placement="pre"),
+        DECODER.extended(
+            Rule("layers.{i}.pre_feedforward_layernorm", "layers.{i}.feed_forward_norm")
+        ),
+        defaults=_DEFAULTS | _OF_SECOND,
+        write=write_second,
+        not_supported=_NOT_SUPPORTED,
     ),
 )

@@ -13,6 +13,14 @@ def _capped(config: Any) -> dict[str, Any]:
     }
 
 
+_SECOND = {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 24}
+_AXES_OF_SECOND = (
+    TIED,
+    ({}, {"num_key_value_heads": 4}, {"attention_bias": True}),
+    ({}, {"attn_logit_softcapping": None, "final_logit_softcapping": 3.0}),
+    ({}, {"layer_types": _KINDS[::-1]}, {"query_pre_attn_scalar": 12}),
+)
+
 CASES = (
     Case(
         "gemma",
@@ -27,13 +35,9 @@ CASES = (
     ),
     Case(
         "gemma2",
-        {"head_dim": 12, "sliding_window": 7, "query_pre_attn_scalar": 24},
-        axes=(
-            TIED,
-            ({}, {"num_key_value_heads": 4}, {"attention_bias": True}),
-            ({}, {"attn_logit_softcapping": None, "final_logit_softcapping": 3.0}),
-            ({}, {"layer_types": _KINDS[::-1]}, {"query_pre_attn_scalar": 12}),
-        ),
+        _SECOND,
+        axes=_AXES_OF_SECOND,
         gguf=GgufCase("gemma2", _capped, plus_one, {"query_pre_attn_scalar": 12}),
     ),
+    Case("vaultgemma", _SECOND, axes=(*_AXES_OF_SECOND, ropes(12))),
 )
