@@ -4,6 +4,7 @@ expert, 3 normalized queries and keys.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -122,28 +123,40 @@ def read_mixture(keys: Keys, *, shared: bool, normalize: bool) -> MixtureConfig:
     )
 
 
-def sparse_layers(keys: Keys, count: int) -> frozenset[int]:
-    """Every ``decoder_sparse_step``-th layer but ``mlp_only_layers``."""
-    step, dense = keys.whole("decoder_sparse_step"), keys.take("mlp_only_layers", None) or []
+def sparse_layers(keys: Keys, count: int, dense: Sequence[int] = ()) -> frozenset[int]:
+    """Every ``decoder_sparse_step``-th layer but ``mlp_only_layers``, or ``dense`` without them."""
+    step, found = keys.whole("decoder_sparse_step"), keys.take("mlp_only_layers", None)
     if step < 1:
         raise keys.refused("decoder_sparse_step", step, "at least 1 layer")
-    if not isinstance(dense, list) or any(type(i) is not int for i in dense):
-        raise keys.refused("mlp_only_layers", dense, "a list of layers' numbers")
-    return frozenset(i for i in range(count) if (i + 1) % step == 0 and i not in dense)
+    found = [*dense] if found is None else found
+    if not isinstance(found, list) or any(type(i) is not int for i in found):
+        raise keys.refused("mlp_only_layers", found, "a list of layers' numbers")
+    return frozenset(i for i in range(count) if (i + 1) % step == 0 and i not in found)
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    networks: list[Any] = [layer.feed_forward for layer in config.layers]
-    dense = [i for i, each in enumerate(networks) if isinstance(each, FeedForwardConfig)]
-    mixture = next((each for each in networks if isinstance(each, MixtureConfig)), None)
-    if mixture is None:
-        raise ConfigError("this family needs a layer with a mixture of experts: got none")
-    values = write_experts(mixture, dense)
-    sizes = networks[dense[0]] if dense else mixture.expert
-    values["intermediate_size"] = sizes.hidden_dim
+    values, mixture = write_networks(config), find_mixture(config)
     if mixture.shared is not None:
         values["qkv_bias"] = getattr(config.layers[0].attention, "qkv_bias", False)
     return values
+
+
+def find_mixture(config: TransformerConfig) -> MixtureConfig:
+    """The first of a family that has them."""
+    networks = (layer.feed_forward for layer in config.layers)
+    mixture = next((each for each in networks if isinstance(each, MixtureConfig)), None)
+    if mixture is None:
+        raise ConfigError("this family needs a layer with a mixture of experts: got none")
+    return mixture
+
+
+def write_networks(config: TransformerConfig) -> dict[str, Any]:
+    """Sizes of networks and mixtures, and which layers have which."""
+    networks: list[Any] = [layer.feed_forward for layer in config.layers]
+    dense = [i for i, each in enumerate(networks) if isinstance(each, FeedForwardConfig)]
+    mixture = find_mixture(config)
+    sizes = networks[dense[0]] if dense else mixture.expert
+    return {**write_experts(mixture, dense), "intermediate_size": sizes.hidden_dim}
 
 
 def write_experts(mixture: MixtureConfig, dense: list[int]) -> dict[str, Any]:

@@ -8,6 +8,22 @@ from torch import Tensor
 _QWEN = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 _DENSE = ({}, {"mlp_only_layers": [0]}, {"decoder_sparse_step": 2})
 
+_SCALED = {
+    kind: {"rope_type": "yarn", "rope_theta": theta, "factor": 4.0}
+    | {"original_max_position_embeddings": 16}
+    for kind, theta in (("full_attention", 500.0), ("sliding_attention", 100.0))
+}
+_ROPES_BY_KIND = (
+    {},
+    {"rope_parameters": _SCALED},
+    {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+        }
+    },
+)
+
 
 def _experts(config: Any) -> Mapping[str, Any]:
     return {"expert_count": config.num_local_experts}
@@ -125,5 +141,61 @@ CASES = (
         },
         axes=(TIED, ({}, {"attention_bias": True}, {"num_experts_per_tok": 3})),
         gguf=GgufCase("granitemoe", _granite, _cut),
+    ),
+    Case(
+        "mellum",
+        {**_QWEN, "num_local_experts": 5, "sliding_window": 7, "num_hidden_layers": 3},
+        axes=(
+            TIED,
+            ({}, {"mlp_layer_types": ["dense", "sparse", "sparse"]}),
+            ({}, {"norm_topk_prob": False}, {"attention_bias": True}, {"head_dim": 12}),
+            (
+                {"layer_types": ["sliding_attention", "sliding_attention", "full_attention"]},
+                {},
+                {"layer_types": ["sliding_attention"] * 3},
+            ),
+            _ROPES_BY_KIND,
+        ),
+    ),
+    Case(
+        "kolibri1",
+        {
+            **_QWEN,
+            "intermediate_size": None,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 28,
+            "sliding_window": 7,
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+        },
+        axes=(
+            TIED,
+            ({}, {"norm_topk_prob": True}, {"num_key_value_heads": 4}),
+            (
+                {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
+                {},
+                {"layer_types": ["full_attention"] * 3},
+                {"layer_types": ["full_attention"] * 3, "sliding_window": None},
+            ),
+            ropes(12),
+        ),
+    ),
+    Case(
+        "flint",
+        {
+            **_QWEN,
+            "num_experts": 5,
+            "shared_expert_intermediate_size": 28,
+            "sliding_window": 7,
+            "num_hidden_layers": 4,
+            "head_dim": 12,
+        },
+        axes=(
+            TIED,
+            (*_DENSE, {"mlp_only_layers": []}),
+            ({}, {"norm_topk_prob": False}, {"attention_bias": True}),
+            ({}, {"layer_types": ["full_attention", "sliding_attention"] * 2}),
+            ropes(12),
+        ),
     ),
 )
