@@ -28,7 +28,10 @@ UNLIKE: dict[str, tuple[Any, ...]] = {
     "stablelm": ({"qk_layernorm": True}, {"use_parallel_residual": True}),
 }
 """Options with which a family's layers are of another kind."""
-AS_MODULES = {"gemma4_text": "vectors of single layers, normalized values, keys of other layers"}
+AS_MODULES = {
+    "cohere2_moe": "a mixture parallel to attention",
+    "gemma4_text": "vectors of single layers, normalized values, keys of other layers",
+}
 """Families of heads whose layers native code does not compute, and why."""
 
 

@@ -3,16 +3,11 @@
 The second has windows with rotation in three of four layers and neither in the fourth. The third
 (2026) adds mixtures of experts, behind a few dense layers that may rotate without a window; a
 shared network is added to the chosen experts or averaged with them.
-"""Command R (Cohere 2024) and Command R7B: parallel layers with one LayerNorm, scaled logits; the
-second has windows with rotation in three of four layers and neither in the fourth. The text model
-of North Micro Vision (Compass, 2026) says for each kind of layer how it rotates, if it does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -25,30 +20,18 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError
-from polyhead.config import LayerConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed, write_window
 from polyhead.families.common.reading import read_layer_norm
 from polyhead.families.common.rope import write_parameters
-from polyhead.families.common.reading import (
-    FULL,
-    LAYER_TYPES,
-    SLIDING,
-    read_decoder,
-    read_layer_norm,
-    read_layer_types,
-    read_network,
-    read_sizes,
-)
-from polyhead.families.common.rope import reach, read_ropes, write_ropes
 from polyhead.families.common.steps import At, RotaryPairs
-from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK
+from polyhead.families.common.tables import AROUND_LAYERS, NETWORK
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.deepseek import EXPERTS, dense_layers
 
-_DEFAULTS = {key: value for key, value in PLAIN_DEFAULTS.items() if key != "rms_norm_eps"} | {
+DEFAULTS = {key: value for key, value in PLAIN_DEFAULTS.items() if key != "rms_norm_eps"} | {
     "layer_norm_eps": 1e-5,
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,
@@ -114,41 +97,6 @@ def _read_mixture(keys: Keys, expert: FeedForwardConfig) -> MixtureConfig:
         normalize=normalize or scoring == "softmax",
         scale=share if shared else 1.0,
         shared_scale=share if shared else 1.0,
-def read_compass(keys: Keys) -> TransformerConfig:
-    sizes, norm = read_sizes(keys, own_head_dim=False), read_layer_norm(keys, bias=False)
-    keys.expect("head_dim", sizes.head_dim)
-    count, biased = sizes.num_layers, keys.flag("attention_bias")
-    kinds = read_layer_types(keys, count, [FULL] * count)
-    stated = keys.take("rope_parameters")
-    if not isinstance(stated, Mapping) or not {*kinds} <= stated.keys():
-        raise keys.refused("rope_parameters", stated, f"an object with {' and '.join({*kinds})}")
-    # Published files have these beside the kinds of layers, where they say nothing.
-    stated = {key: value for key, value in stated.items() if key not in ("rope_theta", "rope_type")}
-    ropes = read_ropes(
-        Keys({"rope_parameters": stated}, keys.where),
-        sizes.head_dim,
-        sizes.max_positions,
-        dict.fromkeys(LAYER_TYPES),
-        sections=True,
-    )
-    for rope in ropes.values():
-        if rope.type in ("dynamic", "longrope"):
-            raise keys.refused("rope_parameters", rope.type, "a type that no length changes")
-    attention = sizes.attention(
-        qkv_bias=biased,
-        out_bias=biased,
-        rope=ropes.get(SLIDING),
-        dropout=keys.number("attention_dropout"),
-    )
-    network = read_network(keys)
-    attentions = windowed(keys, attention, count, kinds, rope=ropes.get(FULL))
-    reached = [reach(rope, sizes.max_positions) for rope in ropes.values()]
-    return read_decoder(
-        keys,
-        [LayerConfig(each, network, norm, parallel="one norm") for each in attentions],
-        max_positions=max(reached, default=sizes.max_positions),
-        norm=norm,
-        logit_scale=keys.number("logit_scale", 1.0),
     )
 
 
@@ -188,10 +136,6 @@ def write_mixed(config: TransformerConfig) -> dict[str, Any]:
     if dense:
         values["prefix_dense_intermediate_size"] = dense[0].feed_forward.widths()["hidden_dim"]
     return values
-def write_compass(config: TransformerConfig) -> dict[str, Any]:
-    attentions: list[Any] = [layer.attention for layer in config.layers]
-    ropes = {SLIDING if each.window else FULL: each.rope for each in attentions}
-    return {**write_second(config), **write_ropes(ropes)}
 
 
 @dataclass(frozen=True)
@@ -205,7 +149,7 @@ class WeightPairs(RotaryPairs):
         return super().restored(tensor.flatten(), at).view_as(tensor)
 
 
-_NORM = Rule("layers.{i}.input_layernorm", "layers.{i}.attention_norm")
+NORM = Rule("layers.{i}.input_layernorm", "layers.{i}.attention_norm")
 
 
 def _tensors() -> Tensors:
@@ -213,7 +157,7 @@ def _tensors() -> Tensors:
     return Tensors(
         (
             *AROUND_LAYERS,
-            _NORM,
+            NORM,
             *(Rule(theirs + name, ours + name, RotaryPairs()) for name in ("q_proj", "k_proj")),
             *(Rule(theirs + name, ours + name, WeightPairs()) for name in ("q_norm", "k_norm")),
             *under(theirs, ours, {"v_proj": "v_proj", "o_proj": "o_proj"}),
@@ -228,7 +172,7 @@ FAMILIES = (
         "Cohere",
         read_first,
         _tensors(),
-        defaults=_DEFAULTS | {"use_qk_norm": False},
+        defaults=DEFAULTS | {"use_qk_norm": False},
         write=write,
         gguf=Gguf("command-r"),
     ),
@@ -237,7 +181,7 @@ FAMILIES = (
         "Cohere2",
         read_second,
         _tensors(),
-        defaults=_DEFAULTS | {"sliding_window": 4096},
+        defaults=DEFAULTS | {"sliding_window": 4096},
         write=write_second,
         gguf=Gguf("cohere2"),
     ),
@@ -246,7 +190,7 @@ FAMILIES = (
         "Cohere2Moe",
         read_mixed,
         _tensors().extended(*EXPERTS),
-        defaults=_DEFAULTS
+        defaults=DEFAULTS
         | {
             "head_dim": 128,
             "rms_norm_eps": None,
@@ -262,13 +206,5 @@ FAMILIES = (
             "shared_expert_combination_strategy": "average",
         },
         write=write_mixed,
-        "cohere_compass_text",
-        "CohereCompass",
-        read_compass,
-        Tensors((*AROUND_LAYERS, _NORM, *ATTENTION, *NETWORK)),
-        defaults=_DEFAULTS | {"sliding_window": 4096, "logit_scale": None},
-        write=write_compass,
-        harmless=frozenset(("pooling", "sliding_window_pattern", "_sliding_window_pattern")),
-        bare="TextModel",
     ),
 )

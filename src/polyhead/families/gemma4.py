@@ -48,6 +48,7 @@ _ROPES = {
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
     SLIDING: {"rope_type": "default", "rope_theta": 1e4},
 }
+_THETAS = {FULL: 1e6, SLIDING: 1e4}
 _OVERRIDDEN = ("head_dim", "num_key_value_heads")
 
 
@@ -62,7 +63,11 @@ def read(keys: Keys) -> TransformerConfig:
     head_dims = {
         kind: int(own.get(i, {}).get("head_dim", sizes.head_dim)) for i, kind in enumerate(kinds)
     }
-    ropes = read_ropes(keys, head_dims, sizes.max_positions, _ROPES)
+    stated = Keys({"rope_parameters": keys.take("rope_parameters", None) or _ROPES}, keys.where)
+    ropes = {
+        kind: read_ropes(stated, dim, sizes.max_positions, _THETAS)[kind]
+        for kind, dim in head_dims.items()
+    }
     plain = sizes.attention(
         qkv_bias=biased,
         out_bias=biased,
@@ -182,8 +187,18 @@ def write(config: TransformerConfig) -> dict[str, Any]:
             for i, own in enumerate(sizes)
             if own != base
         },
-        **write_ropes({kind: (a.rope, a.head_dim) for kind, a in heads.items()}, _ROPES),
+        "rope_parameters": {**_ROPES, **_write_ropes(heads)},
     }
+
+
+def _write_ropes(heads: Mapping[str, AttentionConfig]) -> dict[str, Any]:
+    """The rotary embedding of each kind of layer."""
+    written: dict[str, Any] = write_ropes({kind: a.rope for kind, a in heads.items()})
+    values: dict[str, Any] = written["rope_parameters"]
+    for kind, attention in heads.items():
+        if attention.rope is not None and attention.rope.rotated is not None:
+            values[kind]["partial_rotary_factor"] = attention.rope.rotated / attention.head_dim
+    return values
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
