@@ -54,6 +54,7 @@ NAMES = {
     "sparse_latent": "sparse MLA",
     "differential": "differential attention",
     "gated": "gated attention",
+    "sub_norm": "sub-norm attention",
     "gated_delta": "gated DeltaNet",
     "kimi_delta": "Kimi delta attention",
     "mamba2": "Mamba-2",

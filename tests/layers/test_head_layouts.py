@@ -1,4 +1,4 @@
-"""Gated and differential attention against transformers' modules, in caches, probe and plan."""
+"""Gated, differential and normed attention as transformers' modules, in caches, probe and plan."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import DiffLlamaConfig, Qwen3NextConfig
+from transformers import BitNetConfig, DiffLlamaConfig, Qwen3NextConfig
+from transformers.models.bitnet.modeling_bitnet import (
+    BitNetAttention,
+    BitNetRotaryEmbedding,
+)
 from transformers.models.diffllama.modeling_diffllama import (
     DiffLlamaAttention,
     DiffLlamaRotaryEmbedding,
@@ -29,6 +33,7 @@ from polyhead.config import (
     FeedForwardConfig,
     LayerConfig,
     Memory,
+    MixtureConfig,
     NormConfig,
     PerToken,
     QKNormConfig,
@@ -47,6 +52,10 @@ from polyhead.layers import (
     GatedAttentionConfig,
     MultiHeadAttention,
     MultiHeadLatentAttention,
+    SubNormAttention,
+    SubNormAttentionConfig,
+    SubNormFeedForward,
+    SubNormFeedForwardConfig,
 )
 from polyhead.models import Transformer
 
@@ -58,6 +67,7 @@ KINDS: dict[str, Callable[[], nn.Module]] = {
     ),
     "gated": lambda: GatedAttention(E, 4),
     "differential": lambda: DifferentialAttention(E, 4, 2),
+    "sub-norm": lambda: SubNormAttention(E, 4, 2),
     "layer": lambda: ph.TransformerLayer(E, 4),
     "layer in evaluation": lambda: ph.TransformerLayer(E, 4).eval(),
 }
@@ -127,7 +137,34 @@ def gated(H: int = 4, G: int = 2, bias: bool = False) -> Pair:
     return Pair(ours, theirs, run(theirs, Qwen3NextRotaryEmbedding(config)))
 
 
-PAIRS: dict[str, Callable[..., Pair]] = {"differential": differential, "gated": gated}
+def sub_norm(H: int = 4, G: int = 2, bias: bool = False) -> Pair:
+    config = BitNetConfig(
+        hidden_size=E, num_attention_heads=H, num_key_value_heads=G, head_dim=D,
+        attention_bias=bias, attn_implementation="eager", rope_parameters={"rope_theta": 1e4},
+    )  # fmt: skip
+    theirs = BitNetAttention(config, 0)
+    # Over all heads, also where they are not E features together; transformers' own norm computes
+    # in float32, whatever it is given.
+    theirs.attn_sub_norm = nn.RMSNorm(H * D, config.rms_norm_eps)
+    nn.init.normal_(theirs.attn_sub_norm.weight)
+    ours = SubNormAttention.from_config(
+        E,
+        SubNormAttentionConfig(
+            H, G, D, qkv_bias=bias, out_bias=bias, rope=RopeConfig(),
+            out_norm=NormConfig(eps=config.rms_norm_eps),
+        ),
+    )  # fmt: skip
+    state = theirs.state_dict()
+    state["out_norm.weight"] = state.pop("attn_sub_norm.weight")
+    ours.load_state_dict(state)
+    return Pair(ours, theirs, run(theirs, BitNetRotaryEmbedding(config)))
+
+
+PAIRS: dict[str, Callable[..., Pair]] = {
+    "differential": differential,
+    "gated": gated,
+    "sub-norm": sub_norm,
+}
 pairs = pytest.mark.parametrize("name", PAIRS)
 
 
@@ -171,7 +208,7 @@ def test_gradients_are_those_of_transformers(name: str) -> None:
     by_name = dict(zip(named, found[1:], strict=True))
     torch.testing.assert_close(found[0], expected[0])
     for (key, _), gradient in zip(theirs.named_parameters(), expected[1:], strict=True):
-        made = by_name[key]
+        made = by_name[key.replace("attn_sub_norm", "out_norm")]
         if name == "gated" and key.startswith("q_proj"):
             gate = by_name[key.replace("q_proj", "gate_proj")]
             both = torch.stack((made.view(4, D, -1), gate.view(4, D, -1)), dim=1)
@@ -198,6 +235,8 @@ def model(name: str, layers: int = 2) -> Transformer:
     attention: AttentionConfig
     if name == "gated":
         attention = GatedAttentionConfig(4, 2, D, rope=RopeConfig())
+    elif name == "sub-norm":
+        attention = SubNormAttentionConfig(4, 2, D, rope=RopeConfig())
     else:
         attention = DifferentialAttentionConfig(4, 2, D, rope=RopeConfig())
     layer = LayerConfig(attention, FeedForwardConfig(64))
@@ -248,6 +287,23 @@ def test_planned_parameters_and_cache_are_those_of_the_model(name: str) -> None:
         made(torch.randint(0, 50, (1, 30)), cache=cache)
     assert planned.cache_bytes == cache.bytes
     assert name in planned.cache_layers[0].attention
+
+
+def test_a_network_normalizes_its_hidden_features() -> None:
+    torch.manual_seed(0)
+    network = SubNormFeedForward(E, 24, "relu2")
+    nn.init.normal_(network.norm.weight)
+    x = tokens()
+    hidden = torch.relu(network.gate_proj(x)).square() * network.up_proj(x)
+    expected = network.down_proj(network.norm(hidden))
+    torch.testing.assert_close(network(x), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(network(x), expected)
+        torch.testing.assert_close(network(x[:1, :1]), expected[:1, :1])
+    config = SubNormFeedForwardConfig(24)
+    assert SubNormFeedForwardConfig.from_json(config.to_json()) == config
+    with pytest.raises(ConfigError, match="experts are plain networks: got a SubNormFeedForward"):
+        MixtureConfig(config, 4, 2)
 
 
 def test_heads_that_make_no_pairs_are_refused() -> None:

@@ -36,6 +36,7 @@ from polyhead.layers import (
     RopeConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
+    SubNormAttentionConfig,
 )
 from polyhead.models import Transformer
 from polyhead.planning import plan
@@ -104,6 +105,9 @@ LAYERS = {
     ),
     "absorbed latent": Case(LayerConfig(replace(LATENT, kv_lora_rank=48), NARROW), tokens=LONG),
     "gated heads": Case(LayerConfig(GatedAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)),
+    "heads with a norm": Case(
+        LayerConfig(SubNormAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
+    ),
     "differences": Case(
         LayerConfig(DifferentialAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
     ),

@@ -37,6 +37,7 @@ from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConf
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
+from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
 
 __all__ = [
@@ -83,6 +84,8 @@ __all__ = [
     "SinusoidConfig",
     "SparseLatentAttentionConfig",
     "State",
+    "SubNormAttentionConfig",
+    "SubNormFeedForwardConfig",
     "Tail",
     "TaskHeadConfig",
     "TransformerConfig",

@@ -71,6 +71,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "latent": "polyhead.config.latent",
         "sparse_latent": "polyhead.config.sparse_latent",
         "gated": "polyhead.config.gated_attention",
+        "sub_norm": "polyhead.config.sub_norm",
         "differential": "polyhead.config.differential_attention",
         "gated_delta": "polyhead.config.gated_delta_net",
         "kimi_delta": "polyhead.config.gated_delta_net",
@@ -203,6 +204,7 @@ class Network(OneOfSeveral, ABC):
     where: ClassVar[Mapping[str, str]] = {
         "plain": "polyhead.config.feed_forward",
         "mixture": "polyhead.config.mixture",
+        "sub_norm": "polyhead.config.sub_norm",
     }
 
     @abstractmethod

@@ -71,6 +71,9 @@ class MixtureConfig(Network, kind="mixture"):
     def __post_init__(self) -> None:
         check_choice("scoring", self.scoring, ("softmax", "sigmoid", "sparsemixer"))
         check_choice("weighs", self.weighs, ("output", "input"))
+        for network in (self.expert, self.shared):
+            if network is not None and type(network) is not FeedForwardConfig:
+                raise ConfigError(f"experts are plain networks: got a {type(network).__name__}")
         check_choice("choice_bias_of", self.choice_bias_of, ("scores", "logits"))
         if self.choice_bias_of == "logits" and not self.choice_bias:
             raise ConfigError("choice_bias_of 'logits' needs choice_bias: got choice_bias=False")

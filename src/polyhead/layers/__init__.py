@@ -23,6 +23,8 @@ from polyhead.config import (
     RopeConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
+    SubNormAttentionConfig,
+    SubNormFeedForwardConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
@@ -39,6 +41,7 @@ from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPosition
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
+from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.transformer_layer import TransformerLayer
 
 __all__ = [
@@ -80,6 +83,10 @@ __all__ = [
     "SinusoidalPositions",
     "SparseLatentAttention",
     "SparseLatentAttentionConfig",
+    "SubNormAttention",
+    "SubNormAttentionConfig",
+    "SubNormFeedForward",
+    "SubNormFeedForwardConfig",
     "TransformerLayer",
     "build_norm",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +101,7 @@ class FeedForward(Fixed):
         ValueError: An unknown activation or a dropout that is not a probability.
     """
 
+    config_class: ClassVar[type[FeedForwardConfig]] = FeedForwardConfig
     _fixed = frozenset({"config", "gated", "hidden_dim"})
 
     def __init__(
@@ -113,7 +114,7 @@ class FeedForward(Fixed):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        config = FeedForwardConfig(hidden_dim, activation, gated, bias, dropout)
+        config = self.config_class(hidden_dim, activation, gated, bias, dropout)
         self._build(embed_dim, config)
 
     @classmethod

@@ -64,6 +64,15 @@ CASES = (
         ),
     ),
     Case(
+        "bitnet",
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"num_key_value_heads": 4}),
+            ({}, {"hidden_act": "silu"}, {"rms_norm_eps": 0.1}),
+            ropes(8),
+        ),
+    ),
+    Case(
         "nanochat",
         axes=(
             TIED,
