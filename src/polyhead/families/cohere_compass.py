@@ -23,7 +23,7 @@ from polyhead.families.common.reading import (
     read_network,
     read_sizes,
 )
-from polyhead.families.common.rope import reach, read_ropes, write_ropes
+from polyhead.families.common.rope import reach, read_ropes, stated_length, write_ropes
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK
 from polyhead.families.common.tensors import Tensors
 
@@ -56,11 +56,11 @@ def read(keys: Keys) -> TransformerConfig:
     )
     network = read_network(keys)
     attentions = windowed(keys, attention, count, kinds, rope=ropes.get(FULL))
-    reached = [reach(rope, sizes.max_positions) for rope in ropes.values()]
+    far = ropes.get(FULL) or ropes.get(SLIDING)
     return read_decoder(
         keys,
         [LayerConfig(each, network, norm, parallel="one norm") for each in attentions],
-        max_positions=max(reached, default=sizes.max_positions),
+        max_positions=reach(far, sizes.max_positions) if far else sizes.max_positions,
         norm=norm,
         logit_scale=keys.number("logit_scale", 1.0),
     )
@@ -69,7 +69,12 @@ def read(keys: Keys) -> TransformerConfig:
 def write(config: TransformerConfig) -> dict[str, Any]:
     attentions: list[Any] = [layer.attention for layer in config.layers]
     ropes = {SLIDING if each.window else FULL: each.rope for each in attentions}
-    return {**write_second(config), **write_ropes(ropes)}
+    far, length = ropes.get(FULL) or ropes.get(SLIDING), config.max_positions
+    return {
+        **write_second(config),
+        **write_ropes(ropes),
+        "max_position_embeddings": stated_length(far, length) if far else length,
+    }
 
 
 FAMILIES = (

@@ -40,21 +40,18 @@ def read(keys: Keys) -> TransformerConfig:
     )
     plain = Plain(keys, network=mixture.expert)
     count = plain.sizes.num_layers
-    without_windows = keys.whole("sliding_window", None) is None
-    turned = plain.rope if without_windows else None
+    keys.size("sliding_window")  # transformers needs one even where no layer has it
     attention = plain.attention(qk_norm=QKNormConfig(plain.norm))
-    attentions = windowed(keys, attention, count, every(count, 5), rope=turned)
+    attentions = windowed(keys, attention, count, every(count, 5), rope=None)
     return plain.decoder(
         [plain.layer(each, mixture, norm_placement="sandwich") for each in attentions]
     )
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    attentions: list[Any] = [layer.attention for layer in config.layers]
     values = write_experts(find_mixture(config), [])
     del values["mlp_only_layers"]
-    all_turn = all(each.rope is not None and each.window is None for each in attentions)
-    return {**values, **write_window(config, None if all_turn else 513)}
+    return {**values, **write_window(config, 513)}
 
 
 def read_flint(keys: Keys) -> TransformerConfig:

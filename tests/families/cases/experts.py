@@ -175,7 +175,6 @@ CASES = (
                 {"layer_types": ["full_attention", "sliding_attention", "sliding_attention"]},
                 {},
                 {"layer_types": ["full_attention"] * 3},
-                {"layer_types": ["full_attention"] * 3, "sliding_window": None},
             ),
             ropes(12),
         ),
