@@ -12,7 +12,7 @@ _ERNIE = {
     "moe_k": 3,
     "num_hidden_layers": 3,
 }
-_KINDS = ["sliding_attention", "full_attention", "full_attention"]
+_KINDS = ["full_attention", "sliding_attention", "full_attention"]
 
 
 def _ernie(config: Any) -> dict[str, Any]:
