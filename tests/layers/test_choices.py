@@ -53,6 +53,7 @@ def by_formula(layer: MultiHeadAttention, x: Tensor, causal: bool = True) -> Ten
         q, k = layer.q_norm(q), layer.k_norm(k)
     if c.qkv_clip is not None:
         q, k, v = (t.clamp(-c.qkv_clip, c.qkv_clip) for t in (q, k, v))
+    v = v * c.value_scale
     q, k, v = (t.unflatten(-1, (-1, D)).transpose(1, 2) for t in (q, k, v))
     if norm is not None and norm.place == "before_rope":
         q, k = (
@@ -100,6 +101,7 @@ CHOICES = {
     "keys without bias": {"qkv_bias": True, "k_bias": False},
     "clipped": {"qkv_clip": 0.7, "qk_norm": WIDE, "rope": RopeConfig()},
     "clipped, one rotation": {"qkv_clip": 0.7, "rope": RopeConfig()},
+    "scaled values": {"value_scale": 0.7, "qkv_clip": 0.7, "rope": RopeConfig()},
     "alibi": {"alibi": ALiBiConfig(max_bias=6.0, scale=0.5)},
     "chunk": {"chunk": 5, "rope": RopeConfig(dim=4)},
     "query temperature": {"query_temperature": QueryTemperatureConfig(0.3, 4, 1)},

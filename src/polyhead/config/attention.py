@@ -133,6 +133,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
     v_norm: NormConfig | None = None
     values_from_keys: bool = False
     hands_on_keys: bool = False
+    value_scale: float = 1.0  # factor of the values (MiMo-V2)
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim"):
@@ -167,6 +168,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
             )
         if self.qkv_clip is not None:
             check_positive("qkv_clip", self.qkv_clip)
+        check_positive("value_scale", self.value_scale)
         if self.softcap is not None and self.softcap <= 0:
             raise ConfigError(f"softcap must be positive or None (off): got {self.softcap!r}")
 
@@ -266,7 +268,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
     ) -> int:
         H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
         Q, K, V = H * self.head_dim, G * self.head_dim, self.value_dim
-        made, copies = Q + K + G * V, self._copies(half)
+        made, copies = Q + K + G * V * (1 if self.value_scale == 1.0 else 2), self._copies(half)
         return made + max(copies * Q, Q + copies * K if copies else 0, 2 * H * V + embed_dim)
 
     def _copies(self, half: bool) -> int:

@@ -17,6 +17,7 @@ def refuse_latent(draft: Draft, layer: int) -> None:
         "a softcap": config.softcap is not None,
         "sinks": config.sinks,
         "ALiBi": config.alibi is not None,
+        "a factor of values": config.value_scale != 1.0,
         "a temperature of queries": config.query_temperature is not None,
     }
     for what, there in lacks.items():

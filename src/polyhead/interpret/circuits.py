@@ -53,7 +53,7 @@ class HeadCircuits:
         )
         self._q = q
         self._k = k.repeat_interleave(H // G, dim=0)
-        self._v = v.repeat_interleave(H // G, dim=0)
+        self._v = module.config.value_scale * v.repeat_interleave(H // G, dim=0)
         self._o = head_outputs(module).double()
 
     def qk(self, head: int) -> tuple[Tensor, Tensor]:

@@ -215,6 +215,7 @@ class MultiHeadAttention(Hooked):
         self._causal_window = None if self._window is None else Causal() & self._window
         self._alibi = None if config.alibi is None else alibi_of(H, config.alibi)
         self._clip, self._temperature = config.qkv_clip, config.query_temperature
+        self._value_scale = config.value_scale
 
     def reset_parameters(self) -> None:
         """Sets the sinks to 0, as at first. Projections and norms stay."""
@@ -380,6 +381,8 @@ class MultiHeadAttention(Hooked):
         """``[B, T, G · V]`` as ``[B, G, T, V]``."""
         if self._clip is not None:
             projected = projected.clamp(-self._clip, self._clip)
+        if self._value_scale != 1.0:
+            projected = projected * self._value_scale
         B, T, _ = projected.shape
         values = projected.view(B, T, self.num_kv_heads, self.v_head_dim)
         if self.config.v_norm is not None:

@@ -155,11 +155,16 @@ def _projection(
     size = module.v_head_dim if letter == "V" else module.head_dim
     rows = slice(number * size, (number + 1) * size)
     step = projection_step(letter, head, number, x, linear.weight[rows].detach().double().T, said)
-    if linear.bias is None:
+    scale = module.config.value_scale if letter == "V" else 1.0
+    if linear.bias is None and scale == 1.0:
         return step
-    # With a bias a number is not the sum of its products alone, so the step shows no factors.
-    values = step.values + linear.bias[rows].detach().double()
-    return TraceStep(step.key, step.title, f"{step.formula} + b_{letter}", values)
+    # A number is then not the sum of its products alone, so the step shows no factors.
+    formula, values = step.formula, step.values
+    if linear.bias is not None:
+        formula, values = f"{formula} + b_{letter}", values + linear.bias[rows].detach().double()
+    if scale != 1.0:
+        formula, values = f"({formula}) · {scale:g}", values * scale
+    return TraceStep(step.key, step.title, formula, values)
 
 
 def _placement(module: MultiHeadAttention) -> list[str]:
