@@ -97,7 +97,9 @@ class Drawn:
         drawn = self.random.random()
         if drawn < 0.15:
             kind = GatedAttentionConfig
-            options["gate_bias"] = self.one(None, None, False)
+            options["gate"] = self.one("sigmoid", "softplus")
+            options["gate_per"] = self.one("feature", "head")
+            options["gate_bias"] = self.one(None, False, True)
         elif drawn < 0.3 and heads % 2 == 0:
             kind = DifferentialAttentionConfig
             options |= {"sinks": False, "v_head_dim": None}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from transformers import BitNetConfig, DiffLlamaConfig, Qwen3NextConfig
+from transformers import BitNetConfig, DiffLlamaConfig, LagunaConfig, Qwen3NextConfig
 from transformers.models.bitnet.modeling_bitnet import (
     BitNetAttention,
     BitNetRotaryEmbedding,
@@ -20,6 +21,7 @@ from transformers.models.diffllama.modeling_diffllama import (
     DiffLlamaAttention,
     DiffLlamaRotaryEmbedding,
 )
+from transformers.models.laguna.modeling_laguna import LagunaAttention, LagunaRotaryEmbedding
 from transformers.models.qwen3_next.modeling_qwen3_next import (
     Qwen3NextAttention,
     Qwen3NextRotaryEmbedding,
@@ -82,7 +84,7 @@ class Pair(NamedTuple):
     run: Callable[[Tensor], Tensor]
 
 
-def run(module: nn.Module, rotary: nn.Module) -> Callable[[Tensor], Tensor]:
+def run(module: nn.Module, rotary: Callable[..., Any]) -> Callable[[Tensor], Tensor]:
     def call(x: Tensor) -> Tensor:
         tokens = x.shape[1]
         hidden = torch.full((tokens, tokens), -torch.inf, dtype=x.dtype).triu(1)[None, None]
@@ -160,10 +162,32 @@ def sub_norm(H: int = 4, G: int = 2, bias: bool = False) -> Pair:
     return Pair(ours, theirs, run(theirs, BitNetRotaryEmbedding(config)))
 
 
+def gated_by_head(H: int = 4, G: int = 2, bias: bool = False) -> Pair:
+    config = LagunaConfig(
+        hidden_size=E, num_attention_heads=H, num_key_value_heads=G, head_dim=D,
+        num_hidden_layers=1, attention_bias=bias, attn_implementation="eager",
+    )  # fmt: skip
+    theirs = LagunaAttention(config, 0, H)
+    norm = NormConfig(eps=config.rms_norm_eps)
+    ours = GatedAttention.from_config(
+        E,
+        GatedAttentionConfig(
+            H, G, D, qkv_bias=bias, out_bias=bias, rope=RopeConfig(500_000.0, dim=D // 2),
+            qk_norm=QKNormConfig(norm), gate="softplus", gate_per="head", gate_bias=False,
+        ),
+    )  # fmt: skip
+    state = theirs.state_dict()
+    state["gate_proj.weight"] = state.pop("g_proj.weight")
+    ours.load_state_dict(state)
+    rotary = LagunaRotaryEmbedding(config)
+    return Pair(ours, theirs, run(theirs, partial(rotary, layer_type="full_attention")))
+
+
 PAIRS: dict[str, Callable[..., Pair]] = {
     "differential": differential,
     "gated": gated,
     "sub-norm": sub_norm,
+    "gated by head": gated_by_head,
 }
 pairs = pytest.mark.parametrize("name", PAIRS)
 
@@ -208,7 +232,8 @@ def test_gradients_are_those_of_transformers(name: str) -> None:
     by_name = dict(zip(named, found[1:], strict=True))
     torch.testing.assert_close(found[0], expected[0])
     for (key, _), gradient in zip(theirs.named_parameters(), expected[1:], strict=True):
-        made = by_name[key.replace("attn_sub_norm", "out_norm")]
+        renamed = key.replace("attn_sub_norm", "out_norm").replace("g_proj", "gate_proj")
+        made = by_name[renamed]
         if name == "gated" and key.startswith("q_proj"):
             gate = by_name[key.replace("q_proj", "gate_proj")]
             both = torch.stack((made.view(4, D, -1), gate.view(4, D, -1)), dim=1)
@@ -233,8 +258,9 @@ def test_they_run_in_native_code_and_paged_quantised_and_ring_caches(name: str) 
 
 def model(name: str, layers: int = 2) -> Transformer:
     attention: AttentionConfig
-    if name == "gated":
-        attention = GatedAttentionConfig(4, 2, D, rope=RopeConfig())
+    if name.startswith("gated"):
+        per = "head" if name == "gated by head" else "feature"
+        attention = GatedAttentionConfig(4, 2, D, rope=RopeConfig(), gate_per=per)
     elif name == "sub-norm":
         attention = SubNormAttentionConfig(4, 2, D, rope=RopeConfig())
     else:
@@ -286,7 +312,7 @@ def test_planned_parameters_and_cache_are_those_of_the_model(name: str) -> None:
     with torch.no_grad():
         made(torch.randint(0, 50, (1, 30)), cache=cache)
     assert planned.cache_bytes == cache.bytes
-    assert name in planned.cache_layers[0].attention
+    assert name.split()[0] in planned.cache_layers[0].attention
 
 
 def test_a_network_normalizes_its_hidden_features() -> None:

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
+from polyhead.config.data import check_choice
 from polyhead.config.layout import shared
 from polyhead.config.parameter_groups import ParameterGroup
 
 
 @dataclass(frozen=True)
 class GatedAttentionConfig(AttentionConfig, kind="gated"):
-    """``AttentionConfig`` with a gate, by default with biases where q, k and v have them."""
+    """``AttentionConfig`` with a gate.
 
-    gate_bias: bool | None = None  # None: qkv_bias (AFMoE's gate has none)
+    Attributes:
+        gate: The function of the gate.
+        gate_per: Every ``"feature"`` of a head's output has a gate of its own (Qwen3-Next), or a
+            ``"head"`` has one for all (Step 3.5, Laguna).
+        gate_bias: Whether the gate's projection has a bias; None: as those of q, k and v.
+    """
+
+    gate: Literal["sigmoid", "softplus"] = "sigmoid"
+    gate_per: Literal["feature", "head"] = "feature"
+    gate_bias: bool | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("gate", self.gate, ("sigmoid", "softplus"))
+        check_choice("gate_per", self.gate_per, ("feature", "head"))
 
     @property
     def has_gate_bias(self) -> bool:
         """Whether the gate's projection has a bias."""
         return self.qkv_bias if self.gate_bias is None else self.gate_bias
+
+    @property
+    def gate_dim(self) -> int:
+        """Gates of a head."""
+        return self.value_dim if self.gate_per == "feature" else 1
 
     @property
     def layout(self) -> str:
@@ -29,9 +50,9 @@ class GatedAttentionConfig(AttentionConfig, kind="gated"):
         self, embed_dim: int, context_dim: int | None = None
     ) -> Iterator[ParameterGroup]:
         yield from super().parameter_groups(embed_dim, context_dim)
-        yield ParameterGroup("attention", self.num_heads, self.value_dim * embed_dim)
+        yield ParameterGroup("attention", self.num_heads, self.gate_dim * embed_dim)
         if self.has_gate_bias:
-            yield ParameterGroup("attention", self.num_heads, self.value_dim, multiplied=False)
+            yield ParameterGroup("attention", self.num_heads, self.gate_dim, multiplied=False)
 
     def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool

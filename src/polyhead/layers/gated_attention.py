@@ -1,9 +1,10 @@
-"""Gated attention: every feature of a head's output times a sigmoid of the layer's input.
+"""Gated attention: what heads give, times a sigmoid (or softplus) of the layer's input.
 
     out = concat(head_1 … head_H) · sigmoid(x Wg)) Wo
 
 Qiu et al. 2025, "Gated Attention for Large Language Models"; the full-attention layers of
 Qwen3-Next, whose files keep the rows of ``gate_proj`` in ``q_proj``, behind those of each head.
+A gate is one number for each feature of a head's output, or one for the whole head.
 
 Shape letters: B batch, H query heads, T queries, V value size, E embed size.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import AttentionConfig, GatedAttentionConfig
@@ -23,7 +25,7 @@ from polyhead.layers.registry import register_builder
 
 
 class GatedAttention(MultiHeadAttention):
-    """``MultiHeadAttention`` with ``gate_proj`` ``[H · V, E]``, and its arguments."""
+    """``MultiHeadAttention`` with ``gate_proj`` ``[H · V, E]`` or ``[H, E]``, and its arguments."""
 
     config_class: ClassVar[type[AttentionConfig]] = GatedAttentionConfig
 
@@ -35,14 +37,16 @@ class GatedAttention(MultiHeadAttention):
         vdim: int | None,
         rope: RoPE | None,
     ) -> None:
-        assert isinstance(config, GatedAttentionConfig)
         super()._build(embed_dim, config, kdim, vdim, rope)
-        width = self.num_heads * self.v_head_dim
-        self.gate_proj = nn.Linear(embed_dim, width, bias=config.has_gate_bias)
+        assert isinstance(config, GatedAttentionConfig)
+        gates = self.num_heads * config.gate_dim
+        self.gate_proj = nn.Linear(embed_dim, gates, bias=config.has_gate_bias)
 
     def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
-        gate = torch.sigmoid(linear(x, self.gate_proj))
-        return heads * gate.view(*x.shape[:2], self.num_heads, self.v_head_dim).transpose(1, 2)
+        assert isinstance(self.config, GatedAttentionConfig)
+        gate = linear(x, self.gate_proj)
+        gate = torch.sigmoid(gate) if self.config.gate == "sigmoid" else F.softplus(gate)
+        return heads * gate.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
 
 register_builder(GatedAttentionConfig, GatedAttention.from_config)
