@@ -37,20 +37,20 @@ from polyhead.families.common.tensors import Rule, under
 from polyhead.families.common.writing import write_mixture
 
 _MIXTURE = "layers.{i}.feed_forward."
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 EXPERTS = (
     Rule("layers.{i}.mlp.gate", _MIXTURE + "router"),
     *under(
         "layers.{i}.mlp.experts.{j}.",
         _MIXTURE + "experts.{j}.",
-        {name: name for name in _PROJECTIONS},
+        {name: name for name in PROJECTIONS},
     ),
 )
 """Names of a mixture in Qwen's and OLMoE's files."""
 SHARED = (
     Rule("layers.{i}.mlp.shared_expert_gate", _MIXTURE + "shared_gate"),
     *under(
-        "layers.{i}.mlp.shared_expert.", _MIXTURE + "shared.", {name: name for name in _PROJECTIONS}
+        "layers.{i}.mlp.shared_expert.", _MIXTURE + "shared.", {name: name for name in PROJECTIONS}
     ),
 )
 

@@ -30,5 +30,14 @@ REFUSED: Mapping[str, str] = {
     "gemma3n_text": "its layers exchange several residual streams and share keys between layers",
     "longcat_flash": "its experts read the first half of a layer and join the stream behind the "
     "second, and some give back their input",
+    "jetmoe": "the projections of its queries and outputs are experts that each token chooses",
+    "step3p7": "it clamps what activations give, and its file is that of a model with images",
+    "doge": "its scores have a bias made of the values, whose largest alone are read",
+    "zaya": "its queries and keys are convolved, and its routers read those of earlier layers",
+    "hrm_text": "its two stacks of layers take turns over two states, several times for each token",
+    "beam": "its residual stream shrinks with depth, and its gates have a bias for each head",
+    "minimax_m3_vl_text": "its layers choose the blocks of keys that each kv head reads",
+    "cpmant": "it puts learned prompts before a text, and every token sees all others",
+    "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
 }

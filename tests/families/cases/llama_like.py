@@ -11,23 +11,6 @@ def _half(config: Any) -> dict[str, Any]:
     return {"rope.dimension_count": 4, "attention.layer_norm_epsilon": config.norm_eps}
 
 
-_ALPHA = rope(
-    "dynamic", alpha=50.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0
-)
-
-
-def _stretched(config: Any) -> dict[str, Any]:
-    """The converter works alpha out."""
-    size, rotary = config.head_dim, config.rope_parameters
-    return {
-        "rope.freq_base": rotary["rope_theta"] * rotary["alpha"] ** (size / (size - 2)),
-        "rope.scaling.type": "none",
-        "rope.scaling.factor": 1.0,
-        "rope.scaling.original_context_length": 256 * 1024,
-        "context_length": 256 * 1024,
-    }
-
-
 _GROWING = [
     {
         "rope_parameters": {
@@ -100,13 +83,6 @@ CASES = (
         {"head_dim": 12},
         axes=(TIED, ({}, {"use_bias": True}), ropes(12)),
         gguf=GgufCase("ernie4_5"),
-    ),
-    Case(
-        "hunyuan_v1_dense",
-        {"head_dim": 8},
-        axes=(TIED, ({}, {"attention_bias": True}), (_ALPHA, {})),  # as published
-        gguf=GgufCase("hunyuan-dense"),
-        more_gguf=(GgufCase("hunyuan-dense", _stretched, options=_ALPHA),),
     ),
     Case(
         "ministral",

@@ -26,7 +26,7 @@ from polyhead.families.common.reading import (
     read_rms_norm,
     read_sizes,
 )
-from polyhead.families.common.rope import reach, read_rope
+from polyhead.families.common.rope import reach, read_rope, stated_length, write_ropes
 
 PLAIN_DEFAULTS: dict[str, Any] = {
     "num_key_value_heads": None,
@@ -133,6 +133,18 @@ def write_window(config: TransformerConfig, default: int | None) -> dict[str, An
     """``sliding_window`` of a family that wants a number even where no layer has a window."""
     windows = [layer.attention.visible_window for layer in config.layers]
     return {"sliding_window": next((each for each in windows if each is not None), default)}
+
+
+def write_ropes_of_kinds(config: TransformerConfig, default: int | None) -> dict[str, Any]:
+    """``rope_parameters`` of layers with a window and without, and the keys that follow."""
+    attentions: list[Any] = [layer.attention for layer in config.layers]
+    ropes = {FULL if each.window is None else SLIDING: each.rope for each in attentions}
+    full, reached = ropes.get(FULL), config.max_positions
+    return {
+        "rope_parameters": write_ropes(ropes, attentions[0].head_dim),
+        "max_position_embeddings": reached if full is None else stated_length(full, reached),
+        **write_window(config, default),
+    }
 
 
 def write_share(config: TransformerConfig) -> dict[str, Any]:

@@ -198,6 +198,42 @@ def write_plain_rope(rope: RopeConfig | None) -> dict[str, Any]:
     return {"rope_scaling": {"rope_type": "default"}} if plain else {}
 
 
+def read_ropes_of_kinds(
+    keys: Keys,
+    head_dim: int,
+    max_positions: int,
+    defaults: Mapping[str, Mapping[str, Any] | None],
+    partial_rotary_factor: float = 1.0,
+) -> dict[str, RopeConfig | None]:
+    """As ``read_ropes``, where an absent object says something.
+
+    Args:
+        keys: The whole file.
+        head_dim: Features of a head.
+        max_positions: max_position_embeddings.
+        defaults: By kind of layer, what an absent object says; None: nothing is rotated.
+        partial_rotary_factor: Where an object of the type "default" has none.
+
+    Raises:
+        ConfigError: As ``read_ropes``.
+    """
+    values = keys.take("rope_parameters", None) or {}
+    if not isinstance(values, Mapping) or values.keys() - defaults.keys():
+        raise keys.refused("rope_parameters", values, f"an object with {' and '.join(defaults)}")
+    found: dict[str, RopeConfig | None] = dict.fromkeys(defaults)
+    for kind, default in defaults.items():
+        inner = values.get(kind, default)
+        plain = isinstance(inner, Mapping) and inner.get("rope_type", "default") == "default"
+        found |= read_ropes(
+            Keys({"rope_parameters": {kind: inner}}, keys.where),
+            head_dim,
+            max_positions,
+            {kind: None if inner is None else 1e4},
+            partial_rotary_factor=partial_rotary_factor if plain else 1.0,
+        )
+    return found
+
+
 def reach(rope: RopeConfig, stated: int) -> int:
     """How many positions a model reads: files state the trained length, scaling stretches it."""
     if rope.type in ("linear", "dynamic"):
@@ -267,6 +303,23 @@ def write_scaling(rope: RopeConfig) -> dict[str, Any]:
     if rope.truncate:
         del fields["truncate"]
     return {key: value for key, value in fields.items() if value is not None}
+
+
+def write_ropes(
+    ropes: Mapping[str, RopeConfig | None], head_dim: int
+) -> dict[str, dict[str, Any] | None]:
+    """The inverse of ``read_ropes``."""
+    return {
+        kind: None
+        if rope is None
+        else {
+            "rope_type": rope.type,
+            "rope_theta": rope.theta,
+            "partial_rotary_factor": (rope.dim or head_dim) / head_dim,
+            **write_scaling(rope),
+        }
+        for kind, rope in ropes.items()
+    }
 
 
 def stated_length(rope: RopeConfig, max_positions: int) -> int:

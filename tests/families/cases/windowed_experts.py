@@ -1,0 +1,75 @@
+"""Mixtures of experts in models whose layers have windows or see everything."""
+
+from typing import Any
+
+from harness import TIED, Case, ropes
+
+_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+_DENSE = (
+    {},
+    {"mlp_layer_types": ["sparse", "dense", "sparse"]},
+    {"mlp_layer_types": ["sparse"] * 3},
+    {"mlp_layer_types": ["dense"] * 3},
+)
+
+
+def _of_kinds(full: dict[str, Any], part: float | None = None) -> dict[str, Any]:
+    """The rotary settings of layers that see everything, beside plain ones of the others."""
+    near = {"rope_type": "default", "rope_theta": 300.0}
+    for each in (full, near) if part else ():
+        each["partial_rotary_factor"] = part
+    return {"rope_parameters": {"full_attention": full, "sliding_attention": near}}
+
+
+def _ropes(head_dim: int, part: float | None = None) -> tuple[dict[str, Any], ...]:
+    kinds = [option["rope_parameters"] for option in ropes(head_dim) if option]
+    kinds = [each for each in kinds if each["rope_type"] != "dynamic"]
+    return ({}, *(_of_kinds({**each}, part) for each in kinds))
+
+
+CASES = (
+    Case(
+        "mimo_v2_flash",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "v_head_dim": 10,
+            "sliding_window": 7,
+            "moe_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"num_key_value_heads": 1}, {"v_head_dim": 12}),
+            ({}, {"layer_types": _KINDS}, {"layer_types": ["full_attention"] * 3}),
+            ({}, {"attention_value_scale": None}, {"attention_value_scale": 0.5}),
+            ({}, {"n_group": 4, "topk_group": 2}, {"norm_topk_prob": False}),
+            ({}, {"routed_scaling_factor": 1.7}, {"sliding_window_size": 5}),
+            _DENSE,
+            _ropes(12),
+        ),
+    ),
+    Case(
+        "laguna",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "sliding_window": 7,
+            "layer_types": _KINDS,
+            "moe_intermediate_size": 24,
+            "shared_expert_intermediate_size": 28,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+        },
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"gating": "per-element"}),
+            ({}, {"num_attention_heads_per_layer": [2, 4, 6]}),
+            ({}, {"layer_types": None}, {"layer_types": ["sliding_attention"] * 3}),
+            ({}, {"moe_routed_scaling_factor": 1.7}),
+            _DENSE,
+            (*_ropes(12), *_ropes(8, 8 / 12)[1:]),
+        ),
+    ),
+)
