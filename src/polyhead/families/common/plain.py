@@ -141,7 +141,7 @@ def write_ropes_of_kinds(config: TransformerConfig, default: int | None) -> dict
     ropes = {FULL if each.window is None else SLIDING: each.rope for each in attentions}
     full, reached = ropes.get(FULL), config.max_positions
     return {
-        "rope_parameters": write_ropes(ropes, attentions[0].head_dim),
+        **write_ropes(ropes, attentions[0].head_dim),
         "max_position_embeddings": reached if full is None else stated_length(full, reached),
         **write_window(config, default),
     }

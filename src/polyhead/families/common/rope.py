@@ -180,16 +180,26 @@ def read_ropes(
     return ropes
 
 
-def write_ropes(ropes: Mapping[str, RopeConfig | None]) -> dict[str, Any]:
-    """The inverse of ``read_ropes``; null for layers that do not rotate."""
-    return {
-        "rope_parameters": {
-            kind: None
-            if rope is None
-            else {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
-            for kind, rope in ropes.items()
-        }
-    }
+def write_ropes(
+    ropes: Mapping[str, RopeConfig | None], head_dim: int | None = None
+) -> dict[str, Any]:
+    """The inverse of ``read_ropes``; null for layers that do not rotate.
+
+    Args:
+        ropes: By kind of layer.
+        head_dim: Of a family that says which part of a head is rotated.
+    """
+    written: dict[str, Any] = dict.fromkeys(ropes)
+    for kind, rope in ropes.items():
+        if rope is not None:
+            part = (
+                {}
+                if head_dim is None
+                else {"partial_rotary_factor": (rope.dim or head_dim) / head_dim}
+            )
+            scaling = write_scaling(rope)
+            written[kind] = {"rope_type": rope.type, "rope_theta": rope.theta, **part, **scaling}
+    return {"rope_parameters": written}
 
 
 def write_plain_rope(rope: RopeConfig | None) -> dict[str, Any]:
@@ -303,23 +313,6 @@ def write_scaling(rope: RopeConfig) -> dict[str, Any]:
     if rope.truncate:
         del fields["truncate"]
     return {key: value for key, value in fields.items() if value is not None}
-
-
-def write_ropes(
-    ropes: Mapping[str, RopeConfig | None], head_dim: int
-) -> dict[str, dict[str, Any] | None]:
-    """The inverse of ``read_ropes``."""
-    return {
-        kind: None
-        if rope is None
-        else {
-            "rope_type": rope.type,
-            "rope_theta": rope.theta,
-            "partial_rotary_factor": (rope.dim or head_dim) / head_dim,
-            **write_scaling(rope),
-        }
-        for kind, rope in ropes.items()
-    }
 
 
 def stated_length(rope: RopeConfig, max_positions: int) -> int:
