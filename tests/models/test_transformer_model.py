@@ -22,9 +22,10 @@ from polyhead.config import (
     NormConfig,
     QKNormConfig,
     RopeConfig,
+    TokenDropoutConfig,
     TransformerConfig,
 )
-from polyhead.errors import ContextLengthError, InputError
+from polyhead.errors import ConfigError, ContextLengthError, InputError, UnsupportedError
 from polyhead.models import Transformer
 from polyhead.models.parts import parse_heads
 
@@ -215,6 +216,27 @@ def test_the_embedding_is_its_formula():
     torch.testing.assert_close(embedding(ids, 5, segments), want)
     embedding.train()
     assert (embedding(ids, 5, segments) == 0).any()
+
+
+def test_every_text_is_of_the_first_task_type():
+    embedding, ids = model(embedding=EmbeddingConfig(num_tasks=3)).embedding, some_ids(2, 4)
+    want = embedding.tokens.weight[ids] + embedding.tasks.weight[0]
+    torch.testing.assert_close(embedding(ids), want)
+    assert embedding.tasks.weight.shape[0] == 3
+
+
+def test_masked_tokens_count_as_dropped():
+    config = EmbeddingConfig(token_dropout=TokenDropoutConfig(7, share=0.2))
+    encoder = model(kind="encoder", head=None, embedding=config)
+    ids = torch.tensor([[7, 3, 7, 4], [3, 7, 2, 7]])
+    vectors = encoder.embedding.tokens.weight[ids] * (ids != 7)[..., None]
+    torch.testing.assert_close(encoder.embedding(ids), vectors * 0.8 / 0.5)
+    padded = encoder(ids, mask=KeyLengths(torch.tensor([4, 2])))
+    torch.testing.assert_close(padded[1:, :2], encoder(ids[1:, :2]))
+    with pytest.raises(UnsupportedError, match="token_dropout understands no mask but KeyLengths"):
+        encoder(ids, mask=Window(2))
+    with pytest.raises(ConfigError, match="it belongs to kind 'encoder', got kind='decoder'"):
+        model(embedding=config)
 
 
 def test_an_untied_head_and_its_softcap_are_used():

@@ -19,6 +19,7 @@ from polyhead.config.embedding import (
     Frontend,
     PatchConfig,
     SinusoidConfig,
+    TokenDropoutConfig,
 )
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
@@ -88,6 +89,7 @@ __all__ = [
     "SubNormFeedForwardConfig",
     "Tail",
     "TaskHeadConfig",
+    "TokenDropoutConfig",
     "TransformerConfig",
     "first_lambda",
 ]

@@ -57,6 +57,26 @@ class EmbeddingProjectionConfig(Data):
 
 
 @dataclass(frozen=True)
+class TokenDropoutConfig(Data):
+    """Masked tokens count as dropped, in training and after it (ESM): their vectors are 0.
+
+    The others are multiplied by (1 - share) / (1 - share of masked tokens among a row's), so that
+    their sum is as great as in training.
+
+    Attributes:
+        token_id: The mask token's id.
+        share: Share of masked tokens that the model was trained with.
+    """
+
+    token_id: int
+    share: float = 0.12
+
+    def __post_init__(self) -> None:
+        check_whole("token dropout token_id", self.token_id, least=0)
+        check_share("token dropout share", self.share)
+
+
+@dataclass(frozen=True)
 class Frontend(OneOfSeveral, ABC):
     """What a model reads in place of token ids."""
 
@@ -139,11 +159,13 @@ class EmbeddingConfig(Data):
             OPT, BART, RoBERTa, M2M-100, XGLM). A learned table has max_positions + offset rows.
         sinusoid: How sinusoidal positions lie.
         num_segments: BERT's token types.
+        num_tasks: ERNIE's task types; a text is of the first.
         norm: A norm over the sum (BERT, BLOOM, BART).
         norm_of: Or over the ``"tokens"`` before positions are added (Blenderbot's small decoder).
         scale: Factor of the tokens: √E in the 2017 paper and Gemma, Granite's multiplier.
         projection: Where the embedding has another size than the model.
         frontend: What there is in place of a token table.
+        token_dropout: Of an encoder that scales tokens by how many of them are masked.
         dropout: Dropout of the result, when training.
     """
 
@@ -157,6 +179,8 @@ class EmbeddingConfig(Data):
     projection: EmbeddingProjectionConfig | None = None
     frontend: Frontend | None = None
     norm_of: Literal["sum", "tokens"] = "sum"
+    num_tasks: int = 0
+    token_dropout: TokenDropoutConfig | None = None
 
     def __post_init__(self) -> None:
         check_choice("norm_of", self.norm_of, ("sum", "tokens"))
@@ -165,10 +189,16 @@ class EmbeddingConfig(Data):
         if self.position_offset and self.positions is None:
             raise ConfigError("position_offset needs positions: got positions=None")
         check_whole("num_segments", self.num_segments, least=0)
+        check_whole("num_tasks", self.num_tasks, least=0)
         check_positive("embedding scale", self.scale)
         check_share("embedding dropout", self.dropout)
-        if self.frontend is not None and (self.num_segments or self.projection is not None):
-            raise ConfigError("an embedding of patches or sound has no segments and no projection")
+        if self.frontend is not None and (
+            self.num_segments or self.num_tasks or self.projection or self.token_dropout
+        ):
+            raise ConfigError(
+                "an embedding of patches or sound has no segments, tasks, projection or "
+                "token_dropout"
+            )
 
     def parameter_groups(
         self, vocab_size: int, embed_dim: int, max_positions: int, *, read_whole: bool
@@ -194,7 +224,7 @@ class EmbeddingConfig(Data):
                 "embedding", vocab_size, dim, multiplied=False, looked_up=looked_up
             )
         rows = max_positions + self.position_offset if self.positions == "learned" else 0
-        for count in (rows, self.num_segments):
+        for count in (rows, self.num_segments, self.num_tasks):
             if count:
                 yield ParameterGroup("embedding", 1, count * summed, multiplied=False)
         if self.norm is not None:

@@ -126,6 +126,11 @@ class TransformerConfig(Data):
         if self.kind != "encoder-decoder" and self.encoder != EncoderConfig():
             raise ConfigError(f"encoder belongs to kind 'encoder-decoder': got kind={self.kind!r}")
         _check_per_layer(self)
+        if self.kind != "encoder" and self.embedding.token_dropout is not None:
+            raise ConfigError(
+                f"token_dropout counts the tokens of a whole text: it belongs to kind 'encoder', "
+                f"got kind={self.kind!r}"
+            )
         _check_reads("layers", self.layers)
         _check_reads("encoder_layers", self.encoder_layers)
         _check_sharing("weights_of", self.weights_of, self.layers)

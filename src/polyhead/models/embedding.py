@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import EmbeddingConfig
+from polyhead.config import EmbeddingConfig, TokenDropoutConfig
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
@@ -61,6 +61,7 @@ class Embedding(Fixed):
         elif config.positions == "sinusoidal":
             self.positions = SinusoidalPositions(summed, config.sinusoid)
         self.segments = nn.Embedding(config.num_segments, summed) if config.num_segments else None
+        self.tasks = nn.Embedding(config.num_tasks, summed) if config.num_tasks else None
         self.norm = None if config.norm is None else build_norm(summed, config.norm)
 
     @property
@@ -102,7 +103,11 @@ class Embedding(Fixed):
             self.__dict__["tokens"] = new
 
     def forward(
-        self, ids: Tensor, positions: int | Tensor = 0, segments: Tensor | None = None
+        self,
+        ids: Tensor,
+        positions: int | Tensor = 0,
+        segments: Tensor | None = None,
+        lengths: Tensor | None = None,
     ) -> Tensor:
         """``[B, T, E]``.
 
@@ -110,11 +115,14 @@ class Embedding(Fixed):
             ids: ``[B, T]`` whole numbers below vocab_size, or what the frontend reads.
             positions: The first token's position, the others following on; or ``[T]``, ``[B, T]``.
             segments: ``[B, T]`` whole numbers below num_segments; default all 0.
+            lengths: ``[B]`` tokens that are not padding, which token_dropout counts; default T.
 
         Raises:
             ValueError: Segments for a model that has none, or of another shape than ``ids``.
         """
         x: Tensor = self.frontend(ids) if self.tokens is None else self.tokens(ids)
+        if self.config.token_dropout is not None:
+            x = _without_masked(x, ids, lengths, self.config.token_dropout)
         if self.config.scale != 1.0:
             # Rounded to the weights' dtype first, as the families that scale were trained.
             x = x * torch.full((), self.config.scale, dtype=x.dtype, device=x.device)
@@ -137,6 +145,8 @@ class Embedding(Fixed):
         elif self.positions is not None:
             at = positions + self.config.position_offset
             x = x + self.positions(at, x.shape[1], x.dtype, x.device)
+        if self.tasks is not None:
+            x = x + self.tasks.weight[0]
         if self.norm is not None and not first:
             x = self.norm(x)
         if self.projection is not None and projection is not None and projection.of == "sum":
@@ -158,3 +168,17 @@ class Embedding(Fixed):
             )
         vectors: Tensor = self.segments(segments)  # type: ignore[misc]
         return vectors
+
+
+def _without_masked(
+    x: Tensor, ids: Tensor, lengths: Tensor | None, config: TokenDropoutConfig
+) -> Tensor:
+    """Masked tokens as zeros, the others greater by as much as those make the sum smaller."""
+    masked = ids == config.token_id
+    if lengths is None:
+        share = masked.float().mean(dim=-1)
+    else:
+        real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+        share = (masked & real).sum(dim=-1) / lengths
+    x = x.masked_fill(masked[..., None], 0.0)
+    return (x * (1 - config.share) / (1 - share)[:, None, None]).to(x.dtype)

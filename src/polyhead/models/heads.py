@@ -112,19 +112,28 @@ class TaskHead(Fixed):
                     f"pooling 'end' needs one of eos_token_ids={self.end_of_text} in every row"
                 )
             return hidden[rows, ends.int().argmax(dim=1)]
-        lengths = _lengths(mask, hidden)
+        lengths = lengths_of(mask, hidden, "pooling")
         if self.config.pooling == "last":
             return hidden[rows, lengths - 1]
         real = torch.arange(hidden.shape[1], device=hidden.device) < lengths[:, None]
         return (hidden * real[..., None]).sum(dim=1) / lengths[:, None]
 
 
-def _lengths(mask: Mask | None, hidden: Tensor) -> Tensor:
-    """``[B]`` tokens that are not padding."""
-    B, T = hidden.shape[:2]
-    every = torch.full((B,), T, device=hidden.device)
+def lengths_of(mask: Mask | None, rows: Tensor, reader: str) -> Tensor:
+    """``[B]`` tokens that are not padding.
+
+    Args:
+        mask: Mask of the call.
+        rows: ``[B, T, ...]`` ids or states.
+        reader: What needs them, for the message.
+
+    Raises:
+        UnsupportedError: Another mask than ``KeyLengths``.
+    """
+    B, T = rows.shape[:2]
+    every = torch.full((B,), T, device=rows.device)
     if mask is None:
         return every
     if not isinstance(mask, KeyLengths):
-        raise UnsupportedError(f"pooling understands no mask but KeyLengths: got {mask!r}")
-    return mask.length.tensor(hidden.device).expand(B)
+        raise UnsupportedError(f"{reader} understands no mask but KeyLengths: got {mask!r}")
+    return mask.length.tensor(rows.device).expand(B)

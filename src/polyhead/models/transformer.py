@@ -31,7 +31,7 @@ from polyhead.layers.positions import RoPE
 from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
-from polyhead.models.heads import Head, TaskHead
+from polyhead.models.heads import Head, TaskHead, lengths_of
 from polyhead.models.initial import draw_weights
 from polyhead.models.inputs import check_cache, check_caching, check_call, check_encoder_call, sent
 from polyhead.models.observation import Observation, observe
@@ -209,7 +209,11 @@ class Transformer(Fixed):
         count = len(self.config.layers)
         nothing = (None,) * count
         planned = cache is not None and not torch.compiler.is_compiling()
-        entered = [self.embedding(ids, start if positions is None else positions, segments)]
+        counted: tuple[Tensor, ...] = ()
+        if self.config.embedding.token_dropout is not None:
+            counted = (lengths_of(mask, ids, "token_dropout"),)
+        at = start if positions is None else positions
+        entered = [self.embedding(ids, at, segments, *counted)]
         handed = self._handed(ids, entered[0])
         try:
             x = run_layers(
