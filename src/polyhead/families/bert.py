@@ -1,9 +1,14 @@
-"""BERT (Devlin et al. 2019)."""
+"""BERT (Devlin et al. 2019) and two relatives.
+
+ERNIE (Sun et al. 2019) has task types from version 2 on. Megatron-BERT (Shoeybi et al. 2019) has
+its norms before attention and network, one after the last layer, and none over the embedding.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from polyhead.config import (
     EmbeddingConfig,
@@ -28,11 +33,16 @@ from polyhead.families.common.tensors import Rule, Tensors, under
 
 POOLER = HeadTransformConfig(activation="tanh")
 POOLER_RULE = Rule("pooler.dense", "task.transforms.0.dense")
+OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
 POSITIONS = {r"embeddings\.position_ids": "0, 1, 2, ..."}
 
 
 def read_layers(
-    keys: Keys, sizes: Sizes, norm: NormConfig, **attention: Any
+    keys: Keys,
+    sizes: Sizes,
+    norm: NormConfig,
+    placement: Literal["pre", "post"] = "post",
+    **attention: Any,
 ) -> tuple[LayerConfig, ...]:
     """BERT's layers."""
     heads = {"qkv_bias": True, "out_bias": True} | attention
@@ -40,7 +50,7 @@ def read_layers(
         sizes.attention(dropout=keys.number("attention_probs_dropout_prob"), **heads),
         read_network(keys, gated=False, bias=True),
         norm,
-        norm_placement="post",
+        norm_placement=placement,
         dropout=keys.number("hidden_dropout_prob"),
     )
     return (layer,) * sizes.num_layers
@@ -56,17 +66,16 @@ def read_encoder(
 ) -> TransformerConfig:
     """The encoder around some layers; the other keys are taken from the file."""
     return TransformerConfig(
-        kind="encoder",
         vocab_size=keys.whole("vocab_size"),
         embed_dim=keys.size("hidden_size"),
         max_positions=max_positions,
         layers=layers,
         embedding=embedding,
-        **{"final_norm": None, **read_token_ids(keys), **options},
+        **{"kind": "encoder", "final_norm": None, **read_token_ids(keys), **options},
     )
 
 
-def read_embedding(keys: Keys, norm: NormConfig, **options: Any) -> EmbeddingConfig:
+def read_embedding(keys: Keys, norm: NormConfig | None, **options: Any) -> EmbeddingConfig:
     """Learned positions, segments, a norm."""
     keys.expect("position_embedding_type", "absolute")
     return EmbeddingConfig(
@@ -78,37 +87,54 @@ def read_embedding(keys: Keys, norm: NormConfig, **options: Any) -> EmbeddingCon
     )
 
 
-def read(keys: Keys) -> TransformerConfig:
+def read(keys: Keys, *, pre_norm: bool = False, num_tasks: int = 0) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
     return read_encoder(
         keys,
-        read_layers(keys, sizes, norm),
+        read_layers(keys, sizes, norm, "pre" if pre_norm else "post"),
         max_positions=sizes.max_positions,
-        embedding=read_embedding(keys, norm),
+        embedding=read_embedding(keys, None if pre_norm else norm, num_tasks=num_tasks),
+        final_norm=norm if pre_norm else None,
         **read_head(
             keys, HeadTransformConfig(None, read_activation(keys), norm=norm), pooled=(POOLER,)
         ),
     )
 
 
-def write(config: TransformerConfig) -> dict[str, Any]:
-    return {"position_embedding_type": "absolute", **write_head(config, "Bert")}
+def read_ernie(keys: Keys) -> TransformerConfig:
+    tasks = keys.size("task_type_vocab_size")
+    return read(keys, num_tasks=tasks if keys.flag("use_task_id") else 0)
 
 
-LAYERS = under(
-    "encoder.layer.{i}.",
-    "layers.{i}.",
-    {
-        "attention.self.query": "attention.q_proj",
-        "attention.self.key": "attention.k_proj",
-        "attention.self.value": "attention.v_proj",
-        "attention.output.dense": "attention.o_proj",
-        "attention.output.LayerNorm": "attention_norm",
-        "intermediate.dense": "feed_forward.up_proj",
-        "output.dense": "feed_forward.down_proj",
-        "output.LayerNorm": "feed_forward_norm",
-    },
-)
+def write(class_name: str, config: TransformerConfig) -> dict[str, Any]:
+    return {"position_embedding_type": "absolute", **write_head(config, class_name)}
+
+
+def write_ernie(config: TransformerConfig) -> dict[str, Any]:
+    tasks = config.embedding.num_tasks
+    counted = {"task_type_vocab_size": tasks} if tasks else {}
+    return {**write("Ernie", config), "use_task_id": bool(tasks), **counted}
+
+
+def layers(attention_norm: str, feed_forward_norm: str) -> tuple[Rule, ...]:
+    """Rules of the layers, by what the file calls their norms."""
+    return under(
+        "encoder.layer.{i}.",
+        "layers.{i}.",
+        {
+            "attention.self.query": "attention.q_proj",
+            "attention.self.key": "attention.k_proj",
+            "attention.self.value": "attention.v_proj",
+            "attention.output.dense": "attention.o_proj",
+            attention_norm: "attention_norm",
+            "intermediate.dense": "feed_forward.up_proj",
+            "output.dense": "feed_forward.down_proj",
+            feed_forward_norm: "feed_forward_norm",
+        },
+    )
+
+
+LAYERS = layers("attention.output.LayerNorm", "output.LayerNorm")
 EMBEDDINGS = under(
     "embeddings.",
     "embedding.",
@@ -135,9 +161,8 @@ HEADS = Heads(
 )
 
 
-def table(values: Mapping[str, Any]) -> Tensors:
-    leaves = {"gamma": "weight", "beta": "bias"}
-    return HEADS.table(values, (*EMBEDDINGS, *LAYERS), "bert.", leaves=leaves)
+def table(rules: tuple[Rule, ...], prefix: str, values: Mapping[str, Any]) -> Tensors:
+    return HEADS.table(values, (*EMBEDDINGS, *rules), prefix, leaves=OLD_LEAVES)
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -151,6 +176,8 @@ DEFAULTS: Mapping[str, Any] = {
     "pad_token_id": 0,
     "tie_word_embeddings": True,
 }
+WITHOUT_TYPES = {key: DEFAULTS[key] for key in DEFAULTS if key != "type_vocab_size"}
+"""Of relatives without token types."""
 ONLY_ENCODER = {
     "is_decoder": "only the encoder is built",
     "add_cross_attention": "only the encoder is built",
@@ -161,12 +188,34 @@ FAMILIES = (
         "bert",
         "Bert",
         read,
-        table,
+        partial(table, LAYERS, "bert."),
         defaults=DEFAULTS,
-        write=write,
+        write=partial(write, "Bert"),
         with_head=MASKED,
         not_supported=ONLY_ENCODER,
         # RoBERTa and XLM-RoBERTa come so too: the converter cuts the positions that they never use.
         gguf=Gguf("bert", {"attention.head_count_kv": None}, causal=False),
+    ),
+    Family(
+        "ernie",
+        "Ernie",
+        read_ernie,
+        partial(
+            table, (*LAYERS, Rule("embeddings.task_type_embeddings", "embedding.tasks")), "ernie."
+        ),
+        defaults={**DEFAULTS, "use_task_id": False, "task_type_vocab_size": 3},
+        write=write_ernie,
+        with_head=MASKED,
+        not_supported=ONLY_ENCODER,
+    ),
+    Family(
+        "megatron-bert",
+        "MegatronBert",
+        partial(read, pre_norm=True),
+        partial(table, (*layers("attention.ln", "ln"), Rule("encoder.ln", "final_norm")), "bert."),
+        defaults=DEFAULTS,
+        write=partial(write, "MegatronBert"),
+        with_head=MASKED,
+        not_supported=ONLY_ENCODER,
     ),
 )

@@ -1,7 +1,10 @@
-"""RoBERTa (Liu et al. 2019), and XLM-RoBERTa and CamemBERT for other languages.
+"""RoBERTa (Liu et al. 2019), its multilingual and French versions, and three relatives.
 
 BERT's layers. Positions count from the padding token's id plus one, and the classes of a text come
-from a head of their own in place of the pooler.
+from a head of their own in place of the pooler. data2vec's text encoder (Baevski et al. 2022) is
+the same model trained in another way. RoBERTa-PreLayerNorm (fairseq) and XLM-RoBERTa-XL (Goyal et
+al. 2021) have their norms before attention and network, and one after the last layer; the latter
+has none over the embedding.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from polyhead.families.bert import (
     ONLY_ENCODER,
     POOLER,
     POSITIONS,
+    layers,
     read_embedding,
     read_encoder,
     read_layers,
@@ -36,17 +40,24 @@ from polyhead.families.common.tasks import (
 from polyhead.families.common.tensors import Rule, Tensors
 
 
-def read(keys: Keys) -> TransformerConfig:
-    sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
+def read_offset(keys: Keys, rows: int) -> int:
+    """The first token's row in a table of positions: that behind the padding token's."""
     offset = keys.whole("pad_token_id") + 1
-    if not 0 < offset < sizes.max_positions:
-        wanted = f"0 to max_position_embeddings={sizes.max_positions} - 2"
+    if not 0 < offset < rows:
+        wanted = f"0 to max_position_embeddings={rows} - 2"
         raise keys.refused("pad_token_id", offset - 1, wanted)
+    return offset
+
+
+def read(keys: Keys, *, pre_norm: bool = False, embedding_norm: bool = True) -> TransformerConfig:
+    sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
+    offset = read_offset(keys, sizes.max_positions)
     return read_encoder(
         keys,
-        read_layers(keys, sizes, norm),
+        read_layers(keys, sizes, norm, "pre" if pre_norm else "post"),
         max_positions=sizes.max_positions - offset,
-        embedding=read_embedding(keys, norm, position_offset=offset),
+        embedding=read_embedding(keys, norm if embedding_norm else None, position_offset=offset),
+        final_norm=norm if pre_norm else None,
         **read_head(
             keys,
             HeadTransformConfig(None, "gelu", norm=norm),
@@ -77,24 +88,59 @@ HEADS = Heads(
 )
 
 
-def table(values: Mapping[str, Any]) -> Tensors:
-    return HEADS.table(values, (*EMBEDDINGS, *LAYERS), "roberta.")
+def table(rules: tuple[Rule, ...], prefix: str, values: Mapping[str, Any]) -> Tensors:
+    return HEADS.table(values, (*EMBEDDINGS, *rules), prefix)
 
 
-FAMILIES = tuple(
-    Family(
+_DEFAULTS = {**DEFAULTS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+
+
+def _family(
+    model_type: str,
+    class_name: str,
+    prefix: str = "roberta.",
+    rules: tuple[Rule, ...] = LAYERS,
+    *,
+    defaults: Mapping[str, Any] = _DEFAULTS,
+    pre_norm: bool = False,
+    embedding_norm: bool = True,
+) -> Family:
+    return Family(
         model_type,
         class_name,
-        read,
-        table,
-        defaults={**DEFAULTS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2},
+        partial(read, pre_norm=pre_norm, embedding_norm=embedding_norm),
+        partial(table, rules, prefix),
+        defaults=defaults,
         write=partial(write, class_name),
         with_head=MASKED,
         not_supported=ONLY_ENCODER,
     )
-    for model_type, class_name in (
-        ("roberta", "Roberta"),
-        ("xlm-roberta", "XLMRoberta"),
-        ("camembert", "Camembert"),
-    )
+
+
+FAMILIES = (
+    _family("roberta", "Roberta"),
+    _family("xlm-roberta", "XLMRoberta"),
+    _family("camembert", "Camembert"),
+    _family("data2vec-text", "Data2VecText", "data2vec_text."),
+    _family(
+        "roberta-prelayernorm",
+        "RobertaPreLayerNorm",
+        "roberta_prelayernorm.",
+        (
+            *layers("attention.LayerNorm", "intermediate.LayerNorm"),
+            Rule("LayerNorm", "final_norm"),
+        ),
+        pre_norm=True,
+    ),
+    _family(
+        "xlm-roberta-xl",
+        "XLMRobertaXL",
+        rules=(
+            *layers("attention.self_attn_layer_norm", "LayerNorm"),
+            Rule("encoder.LayerNorm", "final_norm"),
+        ),
+        defaults={**_DEFAULTS, "layer_norm_eps": 1e-5, "type_vocab_size": 1},
+        pre_norm=True,
+        embedding_norm=False,
+    ),
 )

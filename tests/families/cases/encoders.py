@@ -7,6 +7,10 @@ _MHA = {"num_key_value_heads": None}
 _FAIRSEQ = {**_MHA, "pad_token_id": 1, "bos_token_id": 0}
 _RELU = ({}, {"hidden_act": "relu"})
 _PLAIN = (ENCODER_HEADS, LABELS, TIED, _RELU)
+# Without a kink: at one, a gradient in float32 may be another than in float64.
+_SMOOTH = (*_PLAIN[:3], ({}, {"hidden_act": "silu"}))
+
+_PRE_TRAINED = (*ENCODER_HEADS, {"auto": "AutoModelForPreTraining"})
 
 CASES = (
     *(
@@ -16,7 +20,33 @@ CASES = (
             auto="AutoModel",
             axes=(*_PLAIN, ({"type_vocab_size": 1}, {"type_vocab_size": 2}, {"pad_token_id": 0})),
         )
-        for name in ("roberta", "xlm-roberta", "camembert")
+        for name in ("roberta", "xlm-roberta", "camembert", "data2vec-text")
+    ),
+    *(
+        Case(
+            name,
+            _FAIRSEQ,
+            auto="AutoModel",
+            axes=(*_SMOOTH, ({}, {"type_vocab_size": 2}, {"pad_token_id": 0})),
+        )
+        for name in ("roberta-prelayernorm", "xlm-roberta-xl")
+    ),
+    Case(
+        "megatron-bert",
+        _MHA,
+        auto="AutoModel",
+        axes=(_PRE_TRAINED, *_SMOOTH[1:], ({}, {"type_vocab_size": 1})),
+    ),
+    Case(
+        "ernie",
+        _MHA,
+        auto="AutoModel",
+        axes=(
+            _PRE_TRAINED,
+            *_SMOOTH[1:],
+            ({}, {"type_vocab_size": 1}),
+            ({}, {"use_task_id": True}, {"use_task_id": True, "task_type_vocab_size": 16}),
+        ),
     ),
     Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
     Case(
@@ -40,7 +70,7 @@ CASES = (
         {**_MHA, "embedding_size": 20},
         auto="AutoModel",
         axes=(
-            (*ENCODER_HEADS, {"auto": "AutoModelForPreTraining"}),
+            _PRE_TRAINED,
             *_PLAIN[1:],
             ({}, {"embedding_size": 32}, {"type_vocab_size": 1}),
         ),
@@ -50,7 +80,7 @@ CASES = (
         {**_MHA, "embedding_size": 20, "num_hidden_layers": 2},
         auto="AutoModel",
         axes=(
-            (*ENCODER_HEADS, {"auto": "AutoModelForPreTraining"}),
+            _PRE_TRAINED,
             *_PLAIN[1:],
             ({}, {"embedding_size": 32}),
             (
