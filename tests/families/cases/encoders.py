@@ -92,6 +92,12 @@ CASES = (
         ),
     ),
     Case(
+        "rembert",
+        {**_MHA, "input_embedding_size": 20, "output_embedding_size": 44},
+        auto="AutoModel",
+        axes=(*_SMOOTH, ({}, {"output_embedding_size": 20}, {"type_vocab_size": 1})),
+    ),
+    Case(
         "modernbert",
         {**_MHA, "num_hidden_layers": 4, "local_attention": 8},
         auto="AutoModel",
