@@ -48,6 +48,12 @@ CASES = (
             ({}, {"use_task_id": True}, {"use_task_id": True, "task_type_vocab_size": 16}),
         ),
     ),
+    Case(
+        "bert-generation",
+        _MHA,
+        auto="AutoModel",
+        axes=(heads("CausalLM"), ({}, {"is_decoder": True}), TIED, _SMOOTH[-1]),
+    ),
     Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
     Case(
         "distilbert",
