@@ -1,13 +1,14 @@
 """ModernBERT (Warner et al. 2024): a rotary encoder with windows in two of three layers.
 
 The first layer's attention reads the normed embedding as it is. Masked tokens and classes alike are
-read from norm(activation(W x)).
+read from norm(activation(W x)). The decoder (Ettin, Weller et al. 2025) is the same but causal.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from polyhead.config import (
@@ -16,6 +17,7 @@ from polyhead.config import (
     HeadTransformConfig,
     LayerConfig,
     RopeConfig,
+    TaskHeadConfig,
     TransformerConfig,
 )
 from polyhead.families.bert import read_encoder
@@ -30,14 +32,21 @@ from polyhead.families.common.reading import (
     read_mha_sizes,
 )
 from polyhead.families.common.rope import read_rope, write_ropes
+from polyhead.families.common.reading import (
+    read_head as read_language_head,
+)
+from polyhead.families.common.rope import read_rope, write_scaling
 from polyhead.families.common.steps import QKVRows, Rows
 from polyhead.families.common.tasks import (
+    BARE,
     CLASSIFIER,
     MASKED,
     PRE_TRAINING,
+    SEQUENCE,
     ending,
     masked_rules,
     read_head,
+    read_labels,
     write_head,
 )
 from polyhead.families.common.tensors import Rule, Tensors, under
@@ -47,7 +56,7 @@ _THETA: Mapping[str, float] = {FULL: 160_000.0, SLIDING: 10_000.0}
 _OLD_THETA = {FULL: "global_rope_theta", SLIDING: "local_rope_theta"}
 
 
-def read(keys: Keys) -> TransformerConfig:
+def read(keys: Keys, *, causal: bool = False) -> TransformerConfig:
     sizes = read_mha_sizes(keys)
     norm = read_layer_norm(keys, "norm_eps", bias=keys.flag("norm_bias"))
     biased, half = keys.flag("attention_bias"), keys.whole("local_attention") // 2
@@ -57,9 +66,10 @@ def read(keys: Keys) -> TransformerConfig:
     attention = sizes.attention(
         qkv_bias=biased, out_bias=biased, dropout=keys.number("attention_dropout")
     )
+    window, ahead = (half, 0) if causal else (half + 1, half)
     of_kind = {
         FULL: replace(attention, rope=ropes[FULL]),
-        SLIDING: replace(attention, rope=ropes[SLIDING], window=half + 1, window_ahead=half),
+        SLIDING: replace(attention, rope=ropes[SLIDING], window=window, window_ahead=ahead),
     }
     every = keys.whole("global_attn_every_n_layers", 3)
     if every < 1:
@@ -83,16 +93,35 @@ def read(keys: Keys) -> TransformerConfig:
         max_positions=sizes.max_positions,
         embedding=EmbeddingConfig(norm=norm, dropout=keys.number("embedding_dropout")),
         final_norm=norm,
-        **read_head(
-            keys,
-            transform,
-            head_bias=keys.flag("decoder_bias"),
-            pooled=(transform,),
-            each=(transform,),
-            pooling=keys.choice("classifier_pooling", {"cls": "first", "mean": "mean"}),
-            without=(PRE_TRAINING,),
-        ),
+        **(_read_causal_head if causal else _read_head)(keys, transform),
     )
+
+
+def _read_head(keys: Keys, transform: HeadTransformConfig) -> dict[str, Any]:
+    return read_head(
+        keys,
+        transform,
+        head_bias=keys.flag("decoder_bias"),
+        pooled=(transform,),
+        each=(transform,),
+        pooling=keys.choice("classifier_pooling", {"cls": "first", "mean": "mean"}),
+        without=(PRE_TRAINING,),
+    )
+
+
+def _read_causal_head(keys: Keys, transform: HeadTransformConfig) -> dict[str, Any]:
+    """Logits of the next token, or classes of the last token."""
+    biased, named = keys.flag("decoder_bias"), keys.take("architectures", None)
+    kind: dict[str, Any] = {"kind": "decoder"}
+    if named and ending(named) == SEQUENCE:
+        keys.flag("tie_word_embeddings")
+        labels = read_labels(keys)
+        task = TaskHeadConfig("last", transforms=(transform,), bias=transform.bias, **labels)
+        return kind | {"head": None, "task": task}
+    head = read_language_head(keys)
+    if head is None:
+        return kind | {"head": None}
+    return kind | {"head": head, "head_bias": biased, "head_transform": transform}
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
@@ -101,23 +130,32 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     norm, task = config.final_norm, config.task
     transforms = task.transforms if task is not None else (config.head_transform,)
     transform = transforms[0] or HeadTransformConfig(None, "gelu", bias=False)
-    ahead = next(
-        (each.window_ahead for each in layers if each.window), DEFAULTS["local_attention"] // 2
+    causal = config.kind == "decoder"
+    half = next(
+        (each.window if causal else each.window_ahead for each in layers if each.window),
+        DEFAULTS["local_attention"] // 2,
     )
+    pooling = "mean" if task is not None and task.pooling == "mean" else "cls"
     ropes = {FULL if each.window is None else SLIDING: each.rope for each in layers}
     return {
         "norm_eps": norm.eps if norm else None,
         "norm_bias": bool(norm and norm.bias),
-        "local_attention": 2 * ahead,
+        "local_attention": 2 * half,
         "hidden_activation": write_activation(network.activation),
         "mlp_dropout": network.dropout,
         "embedding_dropout": config.embedding.dropout,
         "classifier_activation": write_activation(transform.activation or ""),
         "classifier_bias": transform.bias,
-        "classifier_pooling": "mean" if task is not None and task.pooling == "mean" else "cls",
+        **({} if causal else {"classifier_pooling": pooling}),
         "decoder_bias": config.head_bias or config.head is None,
         **write_ropes({kind: ropes.get(kind) or RopeConfig(_THETA[kind]) for kind in _THETA}),
         **write_head(config, "ModernBert"),
+        "rope_parameters": {
+            kind: {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
+            for kind in _THETA
+            for rope in (ropes.get(kind) or RopeConfig(_THETA[kind]),)
+        },
+        **write_head(config, "ModernBertDecoder" if causal else "ModernBert"),
     }
 
 
@@ -143,11 +181,14 @@ def _read_ropes(keys: Keys, head_dim: int, max_positions: int) -> dict[str, Rope
 
 
 _Q, _K, _V = (f"layers.{{i}}.attention.{name}_proj" for name in "qkv")
+_JOINED = (Rule("layers.{i}.attn.Wqkv", (_Q, _K, _V), QKVRows()),)
+_APART = under(
+    "layers.{i}.attn.", "layers.{i}.attention.", {f"{n}_proj": f"{n}_proj" for n in "qkv"}
+)
 RULES = (
     Rule("embeddings.tok_embeddings", "embedding.tokens"),
     Rule("embeddings.norm", "embedding.norm"),
     Rule("final_norm", "final_norm"),
-    Rule("layers.{i}.attn.Wqkv", (_Q, _K, _V), QKVRows()),
     Rule(
         "layers.{i}.mlp.Wi",
         ("layers.{i}.feed_forward.gate_proj", "layers.{i}.feed_forward.up_proj"),
@@ -174,7 +215,19 @@ def table(values: Mapping[str, Any]) -> Tensors:
     outside += masked_rules(values, "decoder") if found == MASKED else [CLASSIFIER]
     if found == "Model":
         dropped = {r"(head|decoder)\..+": "comes after the hidden states"}
-    return Tensors(RULES, outside=tuple(outside), dropped=dropped)
+    return Tensors((*RULES, *_JOINED), outside=tuple(outside), dropped=dropped)
+
+
+def causal_table(values: Mapping[str, Any]) -> Tensors:
+    """The same of the decoder, whose language model's head has a name of its own."""
+    found, dropped = ending(values.get("architectures")), {}
+    names = {"dense": "dense", "norm": "norm"}
+    outside = (*under("lm_head.", "head.transform.", names), *masked_rules(values, "decoder"))
+    if found == SEQUENCE:
+        outside = (*under("head.", "task.transforms.0.", names), CLASSIFIER)
+    elif found == BARE and values.get("architectures"):
+        outside, dropped = (), {r"(lm_head|decoder)\..+": "comes after the hidden states"}
+    return Tensors((*RULES, *_APART), outside=outside, dropped=dropped)
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -197,6 +250,20 @@ DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+_HARMLESS = frozenset(
+    (
+        "initializer_cutoff_factor",
+        "deterministic_flash_attn",
+        "sparse_prediction",
+        "sparse_pred_ignore_index",
+        "reference_compile",
+        "repad_logits_with_grad",
+        # Without effect in the first version's files: norm_eps counted and positions were rotary.
+        "layer_norm_eps",
+        "position_embedding_type",
+    )
+)
+
 FAMILIES = (
     Family(
         "modernbert",
@@ -206,19 +273,16 @@ FAMILIES = (
         defaults=DEFAULTS,
         write=write,
         with_head=MASKED,
-        harmless=frozenset(
-            (
-                "initializer_cutoff_factor",
-                "deterministic_flash_attn",
-                "sparse_prediction",
-                "sparse_pred_ignore_index",
-                "reference_compile",
-                "repad_logits_with_grad",
-                # Without effect in the first version's files: norm_eps counted and positions were
-                # rotary.
-                "layer_norm_eps",
-                "position_embedding_type",
-            )
-        ),
+        harmless=_HARMLESS,
+    ),
+    Family(
+        "modernbert-decoder",
+        "ModernBertDecoder",
+        partial(read, causal=True),
+        causal_table,
+        defaults={key: DEFAULTS[key] for key in DEFAULTS if key != "classifier_pooling"},
+        write=write,
+        # transformers computes sliding_window from local_attention, and writes it.
+        harmless=_HARMLESS | {"classifier_pooling", "sliding_window"},
     ),
 )

@@ -54,6 +54,23 @@ CASES = (
         auto="AutoModel",
         axes=(heads("CausalLM"), ({}, {"is_decoder": True}), TIED, _SMOOTH[-1]),
     ),
+    Case(
+        "modernbert-decoder",
+        {**_MHA, "num_hidden_layers": 4, "local_attention": 16},
+        axes=(
+            ({}, {"auto": "AutoModel"}, {"auto": "AutoModelForSequenceClassification"}),
+            LABELS,
+            TIED,
+            (
+                {},
+                {"norm_bias": True},
+                {"attention_bias": True, "mlp_bias": True},
+                {"hidden_activation": "silu", "classifier_activation": "mish"},
+            ),
+            ({}, {"classifier_bias": True}, {"decoder_bias": False}),
+            ({}, {"local_attention": 9}, {"global_attn_every_n_layers": 2}),
+        ),
+    ),
     Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
     Case(
         "distilbert",
