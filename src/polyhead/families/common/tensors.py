@@ -98,7 +98,8 @@ class Tensors:
         leaves: Other spellings of the last part of a name.
         dropped: Patterns (full match, without the prefix) of tensors that no output depends on, and
             why.
-        constants: Numbers that transformers wants to find in the file of every layer.
+        constants: Numbers that transformers wants to find in the file, of every layer where the
+            name has ``{i}``; lists of them are float32.
     """
 
     rules: tuple[Rule, ...]
@@ -106,7 +107,7 @@ class Tensors:
     outside: tuple[Rule, ...] = (Rule("lm_head", "head"),)
     leaves: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, float] = field(default_factory=dict)
+    constants: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
 
     def to_ours(
         self, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object
@@ -194,10 +195,11 @@ class Tensors:
             theirs = prefix + rule.theirs.format(**numbers) + found.leaf
             written[theirs] = backward(rule.steps, [state[each] for each in names], at)
         kind = next(iter(state.values())).dtype
-        for name, number in self.constants.items():
+        for name, value in self.constants.items():
+            dtype = torch.float32 if isinstance(value, Sequence) else kind
             for i in range(len(config.layers)):
                 written[self.prefix + name.format(i=i)] = torch.tensor(
-                    number, dtype=kind, device="cpu"
+                    value, dtype=dtype, device="cpu"
                 )
         return written
 
