@@ -17,6 +17,8 @@ REFUSED: Mapping[str, str] = {
     "rwkv": "its layers are linear recurrences, not attention",
     "deberta": "its scores depend on the content of relative positions (disentangled attention)",
     "deberta-v2": "its scores depend on the content of relative positions (disentangled attention)",
+    "xmod": "every layer ends in one of several adapters, chosen by the language of the text",
+    "roc_bert": "its embedding also reads the shape and the pronunciation of every character",
     "longformer": "its global tokens have projections of their own beside the window",
     "led": "its global tokens have projections of their own beside the window",
     "big_bird": "it attends to blocks drawn at random",
