@@ -31,11 +31,10 @@ from polyhead.families.common.reading import (
     read_layer_types,
     read_mha_sizes,
 )
-from polyhead.families.common.rope import read_rope, write_ropes
 from polyhead.families.common.reading import (
     read_head as read_language_head,
 )
-from polyhead.families.common.rope import read_rope, write_scaling
+from polyhead.families.common.rope import read_rope, write_ropes
 from polyhead.families.common.steps import QKVRows, Rows
 from polyhead.families.common.tasks import (
     BARE,
@@ -149,12 +148,6 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         **({} if causal else {"classifier_pooling": pooling}),
         "decoder_bias": config.head_bias or config.head is None,
         **write_ropes({kind: ropes.get(kind) or RopeConfig(_THETA[kind]) for kind in _THETA}),
-        **write_head(config, "ModernBert"),
-        "rope_parameters": {
-            kind: {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
-            for kind in _THETA
-            for rope in (ropes.get(kind) or RopeConfig(_THETA[kind]),)
-        },
         **write_head(config, "ModernBertDecoder" if causal else "ModernBert"),
     }
 
