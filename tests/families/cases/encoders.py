@@ -71,6 +71,18 @@ CASES = (
             ({}, {"local_attention": 9}, {"global_attn_every_n_layers": 2}),
         ),
     ),
+    Case(
+        "ibert",
+        _FAIRSEQ,
+        auto="AutoModel",
+        axes=(*_PLAIN[:3], ({}, {"type_vocab_size": 1}, {"pad_token_id": 0})),
+    ),
+    Case(
+        "jina_embeddings_v3",
+        _FAIRSEQ,
+        auto="AutoModel",
+        axes=(*_PLAIN, ({}, {"type_vocab_size": 2}), ropes(8)),
+    ),
     Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
     Case(
         "distilbert",
@@ -169,6 +181,20 @@ CASES = (
             ropes(8),
         ),
         gguf=GgufCase("nomic-bert", encoder, kind="bert"),
+    ),
+    Case(
+        "roformer",
+        {**_MHA, "embedding_size": 20},
+        auto="AutoModel",
+        axes=(
+            (
+                *ENCODER_HEADS,
+                {"is_decoder": True},
+                {"is_decoder": True, "auto": "AutoModelForCausalLM"},
+            ),
+            *_PLAIN[1:],
+            ({}, {"embedding_size": None}, {"type_vocab_size": 1}),
+        ),
     ),
     Case(
         "clip_text_model",

@@ -1,7 +1,8 @@
 """Output heads of encoders, by the class that ``architectures`` names.
 
 The same body comes as ``...Model``, ``...ForMaskedLM``, ``...ForSequenceClassification``,
-``...ForTokenClassification`` and ``...ForQuestionAnswering``; only the class says which.
+``...ForTokenClassification`` and ``...ForQuestionAnswering``; only the class says which. Some also
+come as a decoder, ``...ForCausalLM``, with the head of masked tokens.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from polyhead.families.common.keys import Keys
 from polyhead.families.common.tensors import Rule, Tensors
 
 BARE, MASKED, PRE_TRAINING = "Model", "ForMaskedLM", "ForPreTraining"
+CAUSAL, LM_HEAD = "ForCausalLM", "LMHeadModel"
 SEQUENCE, TOKENS = "ForSequenceClassification", "ForTokenClassification"
 ANSWERS = "ForQuestionAnswering"
-_LOGITS = (MASKED, PRE_TRAINING)
+_LOGITS = (MASKED, PRE_TRAINING, CAUSAL, LM_HEAD)
 _ENDING = re.compile(r"(For[A-Z]\w*|(LMHead)?Model(With\w*)?)$")
 
 QA = Rule("qa_outputs", "task.classifier")
@@ -47,6 +49,7 @@ def read_head(
     late: bool = False,
     own: Mapping[str, TaskHeadConfig] | None = None,
     without: tuple[str, ...] = (),
+    logits: str = MASKED,
 ) -> dict[str, Any]:
     """The fields of ``TransformerConfig`` about what stands behind the last layer.
 
@@ -60,6 +63,7 @@ def read_head(
         late: As of ``TaskHeadConfig``.
         own: Further endings of the family's.
         without: Endings that the family has not.
+        logits: The ending of the class with logits.
 
     Raises:
         ConfigError: Another class.
@@ -68,12 +72,12 @@ def read_head(
     names = keys.take("architectures", None)
     found = ending(names)
     known = [
-        each for each in (BARE, MASKED, SEQUENCE, TOKENS, ANSWERS, *(own or {}))
+        each for each in (BARE, logits, SEQUENCE, TOKENS, ANSWERS, *(own or {}))
         if each not in without
     ]  # fmt: skip
     if found in (own or {}):
         return {"head": None, "task": (own or {})[found]}
-    if found not in (*known, PRE_TRAINING):
+    if found not in known and (found, logits) != (PRE_TRAINING, MASKED):
         raise keys.refused("architectures", names, f"a class named ...{' or ...'.join(known)}")
     if found in _LOGITS:
         head = "tied" if tied else "untied"
