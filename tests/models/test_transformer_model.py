@@ -26,6 +26,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, ContextLengthError, InputError, UnsupportedError
+from polyhead.errors import ConfigError, ContextLengthError, InputError
 from polyhead.models import Transformer
 from polyhead.models.parts import parse_heads
 
@@ -237,6 +238,20 @@ def test_masked_tokens_count_as_dropped():
         encoder(ids, mask=Window(2))
     with pytest.raises(ConfigError, match="it belongs to kind 'encoder', got kind='decoder'"):
         model(embedding=config)
+
+
+def test_optional_segments_are_added_where_a_call_gives_them():
+    first, none = (
+        model(embedding=EmbeddingConfig(num_segments=2, segments_optional=optional)).embedding
+        for optional in (False, True)
+    )
+    none.load_state_dict(first.state_dict())
+    ids = some_ids(1, 4)
+    zeros = torch.zeros_like(ids)
+    torch.testing.assert_close(none(ids), none.tokens.weight[ids])
+    torch.testing.assert_close(first(ids), none(ids, 0, zeros))
+    with pytest.raises(ConfigError, match="segments_optional needs segments"):
+        EmbeddingConfig(segments_optional=True)
 
 
 def test_an_untied_head_and_its_softcap_are_used():

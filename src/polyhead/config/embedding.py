@@ -160,6 +160,8 @@ class EmbeddingConfig(Data):
         sinusoid: How sinusoidal positions lie.
         num_segments: BERT's token types.
         num_tasks: ERNIE's task types; a text is of the first.
+        num_segments: BERT's token types, XLM's languages.
+        segments_optional: A call without segments adds none of them (XLM), not the first.
         norm: A norm over the sum (BERT, BLOOM, BART).
         norm_of: Or over the ``"tokens"`` before positions are added (Blenderbot's small decoder).
         scale: Factor of the tokens: √E in the 2017 paper and Gemma, Granite's multiplier.
@@ -181,8 +183,11 @@ class EmbeddingConfig(Data):
     norm_of: Literal["sum", "tokens"] = "sum"
     num_tasks: int = 0
     token_dropout: TokenDropoutConfig | None = None
+    segments_optional: bool = False
 
     def __post_init__(self) -> None:
+        if self.segments_optional and not self.num_segments:
+            raise ConfigError("segments_optional needs segments: got num_segments=0")
         check_choice("norm_of", self.norm_of, ("sum", "tokens"))
         check_choice("positions", self.positions, (None, "learned", "sinusoidal"))
         check_whole("position_offset", self.position_offset, least=0)

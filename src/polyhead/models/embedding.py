@@ -116,6 +116,8 @@ class Embedding(Fixed):
             positions: The first token's position, the others following on; or ``[T]``, ``[B, T]``.
             segments: ``[B, T]`` whole numbers below num_segments; default all 0.
             lengths: ``[B]`` tokens that are not padding, which token_dropout counts; default T.
+            segments: ``[B, T]`` whole numbers below num_segments; default all 0, or none where
+                they are optional.
 
         Raises:
             ValueError: Segments for a model that has none, or of another shape than ``ids``.
@@ -132,12 +134,10 @@ class Embedding(Fixed):
         first = self.config.norm_of == "tokens"
         if self.norm is not None and first:
             x = self.norm(x)
-        if self.segments is not None:
-            x = x + (
-                self.segments.weight[0] if segments is None else self._of_segments(ids, segments)
-            )
-        elif segments is not None:
-            raise ValueError("this model has no segments (num_segments=0): got segments")
+        if segments is not None:
+            x = x + self._of_segments(ids, segments)
+        elif self.segments is not None and not self.config.segments_optional:
+            x = x + self.segments.weight[0]
         if isinstance(self.positions, LearnedPositions):
             if isinstance(positions, Tensor):
                 positions = positions.clamp(min=0)  # padding has positions below 0
@@ -157,6 +157,8 @@ class Embedding(Fixed):
 
     def _of_segments(self, ids: Tensor, segments: Tensor) -> Tensor:
         count = self.config.num_segments
+        if self.segments is None:
+            raise ValueError("this model has no segments (num_segments=0): got segments")
         if segments.shape != ids.shape:
             raise ValueError(
                 f"segments must be [B, T] = {list(ids.shape)} as ids: got {list(segments.shape)}"
@@ -166,7 +168,7 @@ class Embedding(Fixed):
                 f"segments must be 0 to {count - 1}: got {int(segments.min())} to "
                 f"{int(segments.max())}"
             )
-        vectors: Tensor = self.segments(segments)  # type: ignore[misc]
+        vectors: Tensor = self.segments(segments)
         return vectors
 
 

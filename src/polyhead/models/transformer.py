@@ -138,7 +138,8 @@ class Transformer(Fixed):
             ids: ``[B, T]`` int64 or int32, or what the embedding's frontend reads.
             positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache, from 0
                 without one. With a cache, tokens below 0 are padding and not remembered.
-            segments: ``[B, T]`` token types, for models that have them; default all 0.
+            segments: ``[B, T]`` token types, or languages, for models that have them; default all
+                0, or none where they are optional.
             mask: Who may look at whom; a decoder adds ``Causal()``. Padding on the right:
                 ``KeyLengths(lengths)``.
             cache: From ``new_cache``; a decoder appends to it. A call that fails leaves it as it

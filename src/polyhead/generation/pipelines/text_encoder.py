@@ -288,7 +288,9 @@ class TextEncoder(nn.Module):
             row[: len(each.ids)] = torch.tensor(each.ids, device="cpu")
         made: dict[str, Any] = {"ids": ids, "lengths": lengths}
         made["mask"] = KeyLengths(lengths) if bool((lengths < shape[1]).any()) else None
-        if self.config.embedding.num_segments > 1 and any(any(each.type_ids) for each in encodings):
+        embedding = self.config.embedding
+        typed = embedding.num_segments > 1 and not embedding.segments_optional  # not languages
+        if typed and any(any(each.type_ids) for each in encodings):
             made["segments"] = torch.zeros_like(ids)
             for row, each in zip(made["segments"], encodings, strict=True):
                 row[: len(each.ids)] = torch.tensor(each.type_ids, device="cpu")
