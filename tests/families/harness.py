@@ -304,9 +304,11 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         ids[torch.arange(8), lengths - 1] = ours.config.eos_token_ids[0]
     segments: dict[str, Tensor] = {}
     their_segments: dict[str, Tensor] = {}
-    if ours.config.embedding.num_segments > 1:
+    embedding = ours.config.embedding
+    if embedding.num_segments > 1:
         segments["segments"] = (torch.arange(case.tokens) > 4).long().expand_as(ids)
-        their_segments["token_type_ids"] = segments["segments"]
+        called = "langs" if embedding.segments_optional else "token_type_ids"
+        their_segments[called] = segments["segments"]
     with torch.no_grad():
         wanted = _output(theirs(ids, attention_mask=keep.long(), **their_segments))
         got = ours.model(ids, mask=KeyLengths(lengths), **segments)
@@ -335,7 +337,8 @@ def _encoder_decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         context["encoder_mask"] = KeyLengths(lengths)
         their_context = {"input_ids": source, "attention_mask": keep.long()}
     with torch.no_grad():
-        made = theirs(decoder_input_ids=ids, **their_context)
+        # With a cache to fill, FSMT's decoder sees tokens ahead.
+        made = theirs(decoder_input_ids=ids, use_cache=False, **their_context)
         wanted = made.logits if ours.config.head else made.last_hidden_state
         _close(ours.model(ids, **context), wanted)
         cache, steps = ours.model.new_cache(), []
@@ -381,7 +384,7 @@ def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:
         made = (
             model(ids, encoder_ids=source)
             if is_ours
-            else model(**{called: source, "decoder_input_ids": ids})
+            else model(**{called: source, "decoder_input_ids": ids}, use_cache=False)
         )
     else:
         made = model(ids)

@@ -196,6 +196,25 @@ CASES = (
             ({}, {"embedding_size": None}, {"type_vocab_size": 1}),
         ),
     ),
+    *(
+        Case(
+            name,
+            {**_MHA, "intermediate_size": None},
+            auto="AutoModel",
+            axes=(
+                (
+                    *ENCODER_HEADS,
+                    {"causal": True},
+                    {"causal": True, "auto": "AutoModelForMaskedLM"},
+                ),
+                *_PLAIN[1:3],
+                ({}, {"gelu_activation": False}),
+                ({}, {"n_langs": 3}, {"n_langs": 3, "use_lang_emb": False}),
+                ({}, {"sinusoidal_embeddings": True}),
+            ),
+        )
+        for name in ("xlm", "flaubert")
+    ),
     Case(
         "clip_text_model",
         {**_MHA, "eos_token_id": 60, "projection_dim": 12},
