@@ -1,6 +1,7 @@
 """BART (Lewis et al. 2020) and related models: encoder-decoders as fairseq builds them.
 
 They differ in where norms stand, in the positions, and in whether the embedding is normalized.
+MVP (Tang et al. 2022) without its prompts is BART.
 """
 
 from __future__ import annotations
@@ -236,6 +237,9 @@ def sister(
     """
     dropped = SINUSOIDS if sinusoids else {}
     given: dict[str, Any] = {
+        "aliases": ALIASES,
+        "not_supported": NOT_SUPPORTED,
+        "harmless": HARMLESS,
         "tensors": lambda values: table(values, dropped=dropped),
         "write": write,
         "with_head": "ForConditionalGeneration",
@@ -247,9 +251,6 @@ def sister(
         class_name,
         read,
         defaults={**DEFAULTS, **defaults},
-        aliases=ALIASES,
-        not_supported=NOT_SUPPORTED,
-        harmless=HARMLESS,
         **given,
     )
 
@@ -264,6 +265,13 @@ FAMILIES = (
         "PLBart",
         lambda keys: read(keys, _LEARNED, first=False),
         defaults={"attention_dropout": 0.1, "scale_embedding": True},
+    ),
+    sister(
+        "mvp",
+        "Mvp",
+        lambda keys: read(keys, _LEARNED, first=False),
+        not_supported={**NOT_SUPPORTED, "use_prompt": "keys and values of a prompt are not added"},
+        harmless=HARMLESS | {"prompt_length", "prompt_mid_dim"},
     ),
     sister("mbart", "MBart", lambda keys: read(keys, _LEARNED, first=True)),
     sister(

@@ -17,9 +17,20 @@ _SEQ2SEQ = "AutoModelForSeq2SeqLM"
 CASES = (
     *(
         Case(name, _SIZES, axes=(*_AXES, _ACTIVATIONS), auto=_SEQ2SEQ)
-        for name in ("bart", "plbart", "mbart", "blenderbot", "blenderbot-small", "pegasus")
+        for name in ("bart", "mvp", "plbart", "mbart", "blenderbot", "blenderbot-small", "pegasus")
     ),
     Case("m2m_100", _SIZES | {"pad_token_id": 1}, axes=(*_AXES, _ACTIVATIONS), auto=_SEQ2SEQ),
+    Case(
+        "fsmt",
+        _SIZES | {"pad_token_id": 1, "src_vocab_size": 71},
+        axes=(
+            ({}, {"tie_word_embeddings": True, "src_vocab_size": 61}),
+            _AXES[1],
+            _ACTIVATIONS,
+            ({}, {"pad_token_id": 0}),
+        ),
+        auto=_SEQ2SEQ,
+    ),
     Case(
         "marian",
         _SIZES,
