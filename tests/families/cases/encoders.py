@@ -183,6 +183,19 @@ CASES = (
         gguf=GgufCase("nomic-bert", encoder, kind="bert"),
     ),
     Case(
+        "esmc",
+        {**_FAIRSEQ, "num_hidden_layers": 3},
+        auto="AutoModel",
+        axes=(
+            heads("MaskedLM", "SequenceClassification", "TokenClassification"),
+            LABELS,
+            ({}, {"hidden_act": "gelu"}),
+            ({}, {"attention_bias": True}, {"mlp_bias": True}),
+            ({}, {"num_hidden_layers": 2}),
+            ropes(8),
+        ),
+    ),
+    Case(
         "roformer",
         {**_MHA, "embedding_size": 20},
         auto="AutoModel",
