@@ -6,6 +6,14 @@ from collections.abc import Mapping
 
 _LINEAR = "some of its layers are linear attention with a recurrent state, not softmax attention"
 _STATE_SPACE = "its layers are state-space models, not attention"
+_RECURRENT = "its layers are linear recurrences, not attention"
+_STREAMS = "each layer mixes several residual streams by learned weights (hyper-connections)"
+_CONTENT = "its scores depend on the content of queries and the distance of keys"
+_DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
+_CODES = "it reads and writes several codes of sound at a time"
+_LATENT_GATES = "its latent attention gates each head and normalizes the rotary part of keys"
+_SPEECH = "it is several models in one: of text, of speech, and of sound made from units"
+_PICTURES = "it is an encoder that reads the patches of pictures among the tokens of a text"
 
 REFUSED: Mapping[str, str] = {
     "minimax": _LINEAR,
@@ -14,7 +22,8 @@ REFUSED: Mapping[str, str] = {
     "mamba": _STATE_SPACE,
     "mamba2": _STATE_SPACE,
     "falcon_mamba": _STATE_SPACE,
-    "rwkv": "its layers are linear recurrences, not attention",
+    "rwkv": _RECURRENT,
+    "xlstm": _RECURRENT,
     "deberta": "its scores depend on the content of relative positions (disentangled attention)",
     "deberta-v2": "its scores depend on the content of relative positions (disentangled attention)",
     "xmod": "every layer ends in one of several adapters, chosen by the language of the text",
@@ -42,4 +51,40 @@ REFUSED: Mapping[str, str] = {
     "cpmant": "it puts learned prompts before a text, and every token sees all others",
     "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
+    "nystromformer": "it approximates softmax attention by landmarks",
+    "mra": "it attends to the blocks that a coarse score chooses, and approximates the others",
+    "yoso": "it weighs keys by how likely hashes collide, not by softmax",
+    "funnel": "it pools tokens between its layers, and its scores depend on relative positions",
+    "convbert": "a part of its heads are convolutions whose weights depend on the text",
+    "squeezebert": "its projections are grouped: each feature is made of a part of the others",
+    "mobilebert": "its layers narrow what they read, and their norms (NoNorm) only scale and shift",
+    "layoutlm": "its tokens have boxes on a page, which calls do not take",
+    "tapas": "its tokens have rows, columns and ranks of a table, which calls do not take",
+    "luke": "its entities have queries of their own beside those of words",
+    "perceiver": "its layers are over learned latents, which attend to the text once",
+    "gte": "of its network only the last projection has a bias",
+    "neomme": "attention takes out of each result its part along the token's own value",
+    "ultrabert": "two layers, not one, stand before the logits of masked tokens",
+    "modernvbert": _PICTURES,
+    "ultravbert": _PICTURES,
+    "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
+    "deepseek_v4": _STREAMS,
+    "hy_v4": _STREAMS,
+    "qwen4_exp": _STREAMS,
+    "qwen4_exp_text": _STREAMS,
+    "dots3_note": _LATENT_GATES,
+    "dots3_note_text": _LATENT_GATES,
+    "inkling_text": _CONTENT,
+    "inkling2_text": _CONTENT,
+    "gemma4_assistant": _DRAFTS,
+    "gemma4_unified_assistant": _DRAFTS,
+    "moshi": "beside text it reads and writes codes of sound, by a second decoder",
+    "musicgen": _CODES,
+    "musicgen_melody": _CODES,
+    "trocr": "it is the decoder of an image encoder, which is another model",
+    "encoder-decoder": "it joins an encoder and a decoder of any two types",
+    "seamless_m4t": _SPEECH,
+    "seamless_m4t_v2": _SPEECH,
+    "t5gemma2": "its decoder sees its own tokens and the encoder's in one softmax",
+    "nllb-moe": "transformers' own class uses two of its experts alone, so no result is known",
 }
