@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from polyhead.config import FeedForwardConfig
 from polyhead.layers import FeedForward
 
 ACTIVATIONS = {
@@ -26,6 +27,20 @@ def test_is_the_formula(activation, gated, bias, grad):
     hidden = act(network.gate_proj(x)) * network.up_proj(x) if gated else act(network.up_proj(x))
     want = network.down_proj(hidden)
     with torch.set_grad_enabled(grad):
+        torch.testing.assert_close(network(x), want)
+
+
+@pytest.mark.parametrize("tokens", [1, 5])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_last_projection_may_differ_in_its_bias(bias, tokens):
+    config = FeedForwardConfig(24, bias=bias, down_bias=not bias)
+    network = FeedForward.from_config(8, config).eval()
+    assert (network.down_proj.bias is None) == bias == (network.up_proj.bias is not None)
+    counted = sum(group.count for group in config.parameter_groups(8))
+    assert counted == sum(each.numel() for each in network.parameters())
+    x = torch.randn(1, tokens, 8)
+    want = network.down_proj(F.silu(network.gate_proj(x)) * network.up_proj(x))
+    with torch.no_grad():
         torch.testing.assert_close(network(x), want)
 
 

@@ -155,6 +155,12 @@ LAYERS = {
         attention=replace(LLAMA.attention, rope=None, alibi=ALiBiConfig(scale=0.3, rounded=True)),
         norm=NormConfig("layernorm", bias=True),
     ),
+    "a bias of the last projection alone": replace(
+        LLAMA, feed_forward=FeedForwardConfig(33, "gelu", down_bias=True)
+    ),
+    "a bias of all but the last projection": replace(
+        LLAMA, feed_forward=FeedForwardConfig(80, gated=False, bias=True, down_bias=False)
+    ),
     "norms behind the rotation, none before attention": replace(
         LLAMA,
         attention=replace(LLAMA.attention, qk_norm=QKNormConfig(place="after_rope")),

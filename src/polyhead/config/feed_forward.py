@@ -28,6 +28,9 @@ class FeedForwardConfig(Network, kind="plain"):
     ``clamp``: what enters the activation is at most ``clamp``, and what a gate multiplies lies
     within ±clamp; ``up_offset`` is then added to it. GPT-OSS's experts are gated quick_gelu with
     clamp 7 and up_offset 1.
+
+    ``down_bias``: whether the last projection has a bias, where the others differ (GTE); None: as
+    they have.
     """
 
     hidden_dim: int
@@ -37,6 +40,7 @@ class FeedForwardConfig(Network, kind="plain"):
     dropout: float = 0.0
     clamp: float | None = None
     up_offset: float = 0.0
+    down_bias: bool | None = None
 
     def __post_init__(self) -> None:
         check_whole("hidden_dim", self.hidden_dim)
@@ -44,11 +48,17 @@ class FeedForwardConfig(Network, kind="plain"):
         if self.clamp is not None:
             check_positive("clamp", self.clamp)
 
+    @property
+    def has_down_bias(self) -> bool:
+        """Whether the last projection has a bias."""
+        return self.bias if self.down_bias is None else self.down_bias
+
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         F, E, into = self.hidden_dim, embed_dim, 2 if self.gated else 1
         yield ParameterGroup("feed_forward", F, (into + 1) * E)
         if self.bias:
             yield ParameterGroup("feed_forward", F, into, multiplied=False)
+        if self.has_down_bias:
             yield ParameterGroup("feed_forward", 1, E, multiplied=False)
         if self.activation == "xielu":
             yield ParameterGroup("feed_forward", 1, 2, multiplied=False)

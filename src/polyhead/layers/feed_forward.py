@@ -135,7 +135,7 @@ class FeedForward(Fixed):
         gate = nn.Linear(embed_dim, self.hidden_dim, bias=bias) if self.gated else None
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, self.hidden_dim, bias=bias)
-        self.down_proj = nn.Linear(self.hidden_dim, embed_dim, bias=bias)
+        self.down_proj = nn.Linear(self.hidden_dim, embed_dim, bias=config.has_down_bias)
         if config.activation == "xielu":
             self.xielu = XIELU()
 

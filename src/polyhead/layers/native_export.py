@@ -65,7 +65,7 @@ KNOWN = SupportedFields(
             "norm q_bias rope scale dropout"
         ),
         QKNormConfig: ANY("norm place per_head"),
-        FeedForwardConfig: ANY("hidden_dim gated bias dropout clamp up_offset")
+        FeedForwardConfig: ANY("hidden_dim gated bias down_bias dropout clamp up_offset")
         | {"activation": ACTIVATIONS},
         # One token of a sequence finds room in any capacity.
         MixtureConfig: ANY(
