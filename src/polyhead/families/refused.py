@@ -62,7 +62,6 @@ REFUSED: Mapping[str, str] = {
     "tapas": "its tokens have rows, columns and ranks of a table, which calls do not take",
     "luke": "its entities have queries of their own beside those of words",
     "perceiver": "its layers are over learned latents, which attend to the text once",
-    "gte": "of its network only the last projection has a bias",
     "neomme": "attention takes out of each result its part along the token's own value",
     "ultrabert": "two layers, not one, stand before the logits of masked tokens",
     "modernvbert": _PICTURES,

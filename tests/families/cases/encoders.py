@@ -196,6 +196,17 @@ CASES = (
         ),
     ),
     Case(
+        "gte",
+        _FAIRSEQ,
+        auto="AutoModel",
+        axes=(
+            heads("MaskedLM", "SequenceClassification", "TokenClassification"),
+            *_PLAIN[1:],
+            ({}, {"type_vocab_size": 2}, {"type_vocab_size": 0}),
+            ropes(8),
+        ),
+    ),
+    Case(
         "roformer",
         {**_MHA, "embedding_size": 20},
         auto="AutoModel",
