@@ -26,7 +26,6 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, ContextLengthError, InputError, UnsupportedError
-from polyhead.errors import ConfigError, ContextLengthError, InputError
 from polyhead.models import Transformer
 from polyhead.models.parts import parse_heads
 

@@ -158,9 +158,8 @@ class EmbeddingConfig(Data):
         position_offset: Position p is row p + offset of the table, or counts as p + offset (2 in
             OPT, BART, RoBERTa, M2M-100, XGLM). A learned table has max_positions + offset rows.
         sinusoid: How sinusoidal positions lie.
-        num_segments: BERT's token types.
-        num_tasks: ERNIE's task types; a text is of the first.
         num_segments: BERT's token types, XLM's languages.
+        num_tasks: ERNIE's task types; a text is of the first.
         segments_optional: A call without segments adds none of them (XLM), not the first.
         norm: A norm over the sum (BERT, BLOOM, BART).
         norm_of: Or over the ``"tokens"`` before positions are added (Blenderbot's small decoder).

@@ -114,10 +114,9 @@ class Embedding(Fixed):
         Args:
             ids: ``[B, T]`` whole numbers below vocab_size, or what the frontend reads.
             positions: The first token's position, the others following on; or ``[T]``, ``[B, T]``.
-            segments: ``[B, T]`` whole numbers below num_segments; default all 0.
-            lengths: ``[B]`` tokens that are not padding, which token_dropout counts; default T.
             segments: ``[B, T]`` whole numbers below num_segments; default all 0, or none where
                 they are optional.
+            lengths: ``[B]`` tokens that are not padding, which token_dropout counts; default T.
 
         Raises:
             ValueError: Segments for a model that has none, or of another shape than ``ids``.
