@@ -30,6 +30,7 @@ UNLIKE: dict[str, tuple[Any, ...]] = {
 """Options with which a family's layers are of another kind."""
 AS_MODULES = {
     "cohere2_moe": "a mixture parallel to attention",
+    "gemma4_unified_text": "a factor of each layer, normalized values, keys of other layers",
     "gemma4_text": "vectors of single layers, normalized values, keys of other layers",
 }
 """Families of heads whose layers native code does not compute, and why."""

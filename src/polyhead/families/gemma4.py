@@ -6,7 +6,7 @@ Gemma 3's mix of windows and full attention and its norms on both sides, with
   projection for keys and values;
 - values normalized as keys are, and scores that are not scaled;
 - last layers that read the keys and values of the last layer of their kind before them;
-- a vector of every token for each layer, beside the residual stream;
+- a vector of every token for each layer, beside the residual stream (not in the unified models);
 - a learned factor of what each layer gives.
 """
 
@@ -28,6 +28,7 @@ from polyhead.config import (
     QKNormConfig,
     TransformerConfig,
 )
+from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
@@ -75,7 +76,7 @@ def read(keys: Keys) -> TransformerConfig:
         scale=1.0,
         dropout=keys.number("attention_dropout"),
     )
-    window, dim = keys.whole("sliding_window"), keys.whole("hidden_size_per_layer_input")
+    window, dim = keys.whole("sliding_window"), keys.whole("hidden_size_per_layer_input", 0)
     attentions: list[AttentionConfig] = []
     for i, kind in enumerate(kinds):
         changed = own.get(i, {})
@@ -108,7 +109,7 @@ def read(keys: Keys) -> TransformerConfig:
         )
         for i, attention in enumerate(attentions)
     ]
-    vocab_size = keys.whole("vocab_size_per_layer_input")
+    vocab_size = keys.whole("vocab_size_per_layer_input", 0)
     return read_decoder(
         keys,
         layers,
@@ -191,6 +192,13 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def write_unified(config: TransformerConfig) -> dict[str, Any]:
+    values = write(config)
+    if config.per_layer_embedding is not None:
+        raise ConfigError("this family has no vectors of single layers")
+    return {key: value for key, value in values.items() if not key.endswith("_per_layer_input")}
+
+
 def _write_ropes(heads: Mapping[str, AttentionConfig]) -> dict[str, Any]:
     """The rotary embedding of each kind of layer."""
     written: dict[str, Any] = write_ropes({kind: a.rope for kind, a in heads.items()})
@@ -225,7 +233,7 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     return replace(table, dropped={**table.dropped, unread: reason}) if sharing else table
 
 
-DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_144,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -242,8 +250,6 @@ DEFAULTS: Mapping[str, Any] = {
     "sliding_window": 512,
     "final_logit_softcapping": None,
     "use_bidirectional_attention": None,
-    "vocab_size_per_layer_input": 262_144,
-    "hidden_size_per_layer_input": 256,
     "attention_k_eq_v": False,
     "num_kv_shared_layers": 0,
     "use_double_wide_mlp": False,
@@ -255,12 +261,27 @@ FAMILIES = (
         "Gemma4",
         read,
         tensors,
-        defaults=DEFAULTS,
+        defaults=DEFAULTS
+        | {"vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256},
         write=write,
         not_supported={
             "enable_moe_block": "a mixture of experts beside the network, behind norms of its own"
         },
         harmless=frozenset(("num_experts", "top_k_experts", "moe_intermediate_size")),
+        bare="TextModel",
+    ),
+    Family(
+        "gemma4_unified_text",
+        "Gemma4Unified",
+        read,
+        tensors,
+        defaults=DEFAULTS
+        | {
+            "max_position_embeddings": 262_144,
+            "sliding_window": 1024,
+            "use_bidirectional_attention": "vision",
+        },
+        write=write_unified,
         bare="TextModel",
     ),
 )

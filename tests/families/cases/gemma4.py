@@ -14,18 +14,28 @@ _SCALED = {
     }
 }
 
+_SIZES = {
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "sliding_window": 7,
+    "layer_types": 2 * _KINDS,
+}
+
 CASES = (
     Case(
+        "gemma4_unified_text",
+        _SIZES,
+        axes=(
+            TIED,
+            ({}, {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}, _ONE),
+            ({}, {"attention_bias": True}, {"final_logit_softcapping": 5.0}),
+            ({}, _SCALED),
+        ),
+    ),
+    Case(
         "gemma4_text",
-        {
-            "num_hidden_layers": 4,
-            "head_dim": 8,
-            "global_head_dim": 12,
-            "sliding_window": 7,
-            "layer_types": 2 * _KINDS,
-            "hidden_size_per_layer_input": 6,
-            "vocab_size_per_layer_input": 61,
-        },
+        {**_SIZES, "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 61},
         axes=(
             TIED,
             (
