@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -172,13 +172,19 @@ def read_adapter(adapter: Path) -> Lora:
     return Lora(values, pairs, whole, transposed, dropout)
 
 
-def merged(tensors: Mapping[str, Tensor], adapter: Path, prefix: str) -> dict[str, Tensor]:
+def merged(
+    tensors: Mapping[str, Tensor],
+    adapter: Path,
+    prefix: str,
+    bare: Callable[[str], str] = str,
+) -> dict[str, Tensor]:
     """The base's tensors with an adapter's merged into them, in the base's dtype.
 
     Args:
         tensors: Tensors of the base, by its file's names.
         adapter: The adapter's directory.
         prefix: Prefix of the base's family, which a file of a bare body lacks.
+        bare: What ``tensors`` call one of the base's.
 
     Raises:
         CheckpointError: A tensor belongs to no weight of the base, or has another shape.
@@ -186,9 +192,9 @@ def merged(tensors: Mapping[str, Tensor], adapter: Path, prefix: str) -> dict[st
     """
     lora, found = read_adapter(adapter), dict(tensors)
     for name, tensor in lora.whole.items():
-        found[_known(name, found, prefix, adapter)] = tensor
+        found[_known(bare(name), found, prefix, adapter)] = tensor
     for module, pair in lora.pairs.items():
-        target = _known(f"{module}.weight", found, prefix, adapter)
+        target = _known(bare(f"{module}.weight"), found, prefix, adapter)
         weight = found[target]
         change = pair.up.float() @ pair.down.float()
         change = change.T if pair.embeds or lora.transposed else change

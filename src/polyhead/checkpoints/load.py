@@ -47,6 +47,8 @@ class Checkpoint:
         target_tokenizer: of the texts that are written, where it is another than ``tokenizer``.
         pooling: how an encoder's files make one vector of a text's hidden states: "mean", "first",
             "last", or as they call it.
+        left_out: modules of a multimodal checkpoint beside its text model, by the names of its
+            files: ``("vision_tower", "multi_modal_projector")``. ``ignored`` has their tensors.
     """
 
     def __init__(
@@ -60,11 +62,13 @@ class Checkpoint:
         generation: GenerationConfig | None = None,
         target_tokenizer: Tokenizer | None = None,
         pooling: str = "mean",
+        left_out: tuple[str, ...] = (),
     ) -> None:
         self.config = config
         self.model = model
         self.origin = origin
         self.ignored = ignored
+        self.left_out = left_out
         self.family = family
         self.pooling = pooling
         self.generation = generation or GenerationConfig()
@@ -158,6 +162,7 @@ def load_checkpoint(
         parts.generation,
         parts.target_tokenizer,
         parts.pooling,
+        parts.left_out,
     )
 
 

@@ -21,6 +21,7 @@ from polyhead.families.common import config_json
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf, Settings, read_settings
 from polyhead.families.common.tensors import Tensors
+from polyhead.families.common.wrappers import Text, text_of
 from polyhead.families.refused import REFUSED
 
 __all__ = [
@@ -29,11 +30,14 @@ __all__ = [
     "Gguf",
     "Settings",
     "Tensors",
+    "Text",
     "families",
     "find_family",
     "find_gguf",
     "read_config",
     "read_settings",
+    "text_of",
+    "texts",
     "write_config",
 ]
 
@@ -44,12 +48,23 @@ _FIRST = ("llama", "bert")
 @cache
 def families() -> Mapping[str, Family]:
     """All families by ``model_type``."""
+    found = _named("FAMILIES")
+    return {name: found.pop(name) for name in _FIRST} | found
+
+
+@cache
+def texts() -> Mapping[str, Family]:
+    """Text models of multimodal files that are saved as another family, by ``model_type``."""
+    return _named("TEXTS")
+
+
+def _named(table: str) -> dict[str, Family]:
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(__path__):
         if not module.ispkg:
             made = importlib.import_module(f"{__name__}.{module.name}")
-            found |= {family.model_type: family for family in getattr(made, "FAMILIES", ())}
-    return {name: found.pop(name) for name in _FIRST} | found
+            found |= {family.model_type: family for family in getattr(made, table, ())}
+    return found
 
 
 def find_family(model_type: object, where: object) -> Family:
@@ -61,6 +76,8 @@ def find_family(model_type: object, where: object) -> Family:
     known = families()
     if isinstance(model_type, str) and model_type in known:
         return known[model_type]
+    if isinstance(model_type, str) and model_type in texts():
+        return texts()[model_type]
     if isinstance(model_type, str) and model_type in REFUSED:
         raise ConfigError(
             f"{where}: model_type is {model_type!r}, which is not supported: {REFUSED[model_type]}"
@@ -91,14 +108,16 @@ def read_config(values: Mapping[str, Any], where: object) -> TransformerConfig:
     """The configuration that a config.json means.
 
     Args:
-        values: The file's object.
+        values: The file's object; of a multimodal one the text model is read.
         where: The file, for messages.
 
     Raises:
         ConfigError: The family is not supported, a key is missing or not understood, or a value is
             impossible; always by name.
     """
-    return config_json.read_config(find_family(values.get("model_type"), where), values, where)
+    text = text_of(values, where)
+    family = find_family(text.values.get("model_type"), text.where)
+    return text.read(config_json.read_config(family, text.values, text.where))
 
 
 def write_config(config: TransformerConfig, prefer: str | None = None) -> dict[str, Any]:

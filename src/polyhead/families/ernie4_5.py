@@ -24,9 +24,9 @@ from polyhead.families.common.tensors import Rule
 from polyhead.families.deepseek import DRAFTS, EXPERTS
 
 
-def read(keys: Keys, *, mixed: bool = False) -> TransformerConfig:
+def read(keys: Keys, *, mixed: bool = False, **rotary: Any) -> TransformerConfig:
     biased = keys.flag("use_bias")
-    plain = Plain(keys, network=read_network(keys, bias=biased), theta=5e5)
+    plain = Plain(keys, network=read_network(keys, bias=biased), theta=5e5, **rotary)
     attention = replace(plain.attention(), qkv_bias=biased, out_bias=biased)
     if not mixed:
         return plain.decoder([plain.layer(attention)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from polyhead.config import TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
@@ -27,8 +29,8 @@ def read_first(keys: Keys) -> TransformerConfig:
     return plain.decoder([plain.layer(plain.attention(out_bias=False))])
 
 
-def read_second(keys: Keys) -> TransformerConfig:
-    plain = Plain(keys, partial_rotary_factor=0.5)
+def read_second(keys: Keys, *, part: float = 0.5, **rotary: Any) -> TransformerConfig:
+    plain = Plain(keys, partial_rotary_factor=part, **rotary)
     layer = plain.layer(plain.attention(out_bias=False), norm_placement="sandwich")
     return plain.decoder([layer])
 

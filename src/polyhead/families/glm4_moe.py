@@ -27,8 +27,8 @@ from polyhead.families.deepseek import (
 )
 
 
-def read(keys: Keys) -> TransformerConfig:
-    plain = Plain(keys, partial_rotary_factor=0.5)
+def read(keys: Keys, **rotary: Any) -> TransformerConfig:
+    plain = Plain(keys, partial_rotary_factor=0.5, **rotary)
     keys.whole("num_nextn_predict_layers", 0)
     qk_norm = QKNormConfig(plain.norm) if keys.flag("use_qk_norm") else None
     attention = plain.attention(out_bias=False, qk_norm=qk_norm)

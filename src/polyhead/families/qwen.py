@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from polyhead.config import LayerConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
@@ -34,9 +35,9 @@ _DEFAULTS = {
 }
 
 
-def read(keys: Keys, *, third: bool) -> TransformerConfig:
+def read(keys: Keys, *, third: bool, **rotary: Any) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, **rotary)
     biased = third and keys.flag("attention_bias")
     attention = sizes.attention(
         qkv_bias=biased or not third,

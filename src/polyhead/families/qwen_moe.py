@@ -69,9 +69,9 @@ _DEFAULTS = {
 }
 
 
-def read(keys: Keys, *, third: bool) -> TransformerConfig:
+def read(keys: Keys, *, third: bool, **rotary: Any) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, **rotary)
     biased = keys.flag("attention_bias" if third else "qkv_bias")
     attention = sizes.attention(
         qkv_bias=biased,

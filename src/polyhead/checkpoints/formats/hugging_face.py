@@ -21,7 +21,7 @@ from polyhead.checkpoints.tokenizers.sentencepiece_tokenizer import from_sentenc
 from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
-from polyhead.families import find_family, read_config
+from polyhead.families import find_family, read_config, text_of
 from polyhead.families.common.quantization import read_scheme
 from polyhead.families.common.tensors import Tensors
 from polyhead.native import code
@@ -86,10 +86,13 @@ def read_directory(
             target_tokenizer=target_tokenizer,
             pooling=_pooling(directory),
         )
-    family = find_family(values.get("model_type"), path)
-    values |= family.observed(values, tensors)
-    config = read_config(values, path)
-    scheme, table = read_scheme(values, path), family.tensors_of(values)
+    text = text_of(values, path)
+    family = find_family(text.values.get("model_type"), text.where)
+    found = text.found(tensors, directory)
+    tensors = dict(found.tensors)
+    values = {**found.values, **family.observed(found.values, tensors)}
+    config = text.read(read_config(values, text.where))
+    scheme, table = read_scheme(values, text.where), family.tensors_of(values)
     blocks: dict[str, Blocks] = {}
     kept_names: dict[str, str] = {}
     dropped: list[str] = []
@@ -106,7 +109,7 @@ def read_directory(
                 numbers[name] = each.numbers(dtype or _own_dtype(each))
         tensors |= numbers
     if adapter is not None:
-        tensors = adapters.merged(tensors, adapter, table.prefix)
+        tensors = adapters.merged(tensors, adapter, table.prefix, text.bare)
     state, file_names = table.to_ours(tensors, config, directory)
     if config.head == "tied":
         _drop_tied_copy(state, file_names, directory)
@@ -116,9 +119,17 @@ def read_directory(
         config,
         state,
         tokenizer,
-        ignored=(*dropped, *(name for name in tensors if table.is_dropped(name))),
-        file_names=file_names | kept_names,
-        family=family.model_type,
+        ignored=(
+            *found.left_out,
+            *(found.names.get(name, name) for name in dropped),
+            *(found.names.get(name, name) for name in tensors if table.is_dropped(name)),
+        ),
+        file_names={
+            ours: found.names.get(theirs, theirs)
+            for ours, theirs in (file_names | kept_names).items()
+        },
+        family=family.written_as or family.model_type,
+        left_out=text.left_out(found.left_out),
         generation=generation,
         pooling=_pooling(directory),
         target_tokenizer=target_tokenizer,

@@ -51,6 +51,8 @@ class Parts:
         state: tensors under the parameter names of ``Transformer``, in the file's own precision.
         tokenizer: None where the checkpoint has none.
         ignored: tensors of the file that no output depends on, by their names there.
+        left_out: modules of a multimodal file that ids do not pass through, whose tensors those
+            are.
         file_names: what the file calls each tensor of ``state``, for messages.
         family: the ``model_type`` of the family that the file is of.
         generation: what the files say about generating.
@@ -69,6 +71,7 @@ class Parts:
     target_tokenizer: Tokenizer | None = None
     pooling: str = "mean"
     blocks: Mapping[str, Blocks] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -46,6 +46,7 @@ class Family:
         initial: How transformers' classes draw new weights.
         initial_key: The key of its scale.
         observed: From config.json's object and the file's tensors, keys that the tensors decide.
+        written_as: The ``model_type`` that files are saved with; None: its own.
     """
 
     model_type: str
@@ -63,6 +64,7 @@ class Family:
     initial: InitialConfig = field(default_factory=InitialConfig)
     initial_key: str = "initializer_range"
     observed: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Mapping[str, Any]] = as_stated
+    written_as: str | None = None
 
     def tensors_of(self, values: Mapping[str, Any]) -> Tensors:
         """The table of names for a config.json."""

@@ -96,9 +96,15 @@ def read_rope(
         raise keys.refused("partial_rotary_factor", part, "1: this family rotates whole heads")
     stated_type = inner.take("rope_type", None)
     legacy_type = inner.take("type", stated_type)
-    if stated_type is not None and stated_type != legacy_type:
+    if (
+        stated_type is not None
+        and stated_type != legacy_type
+        and not (sections and (stated_type, legacy_type) == ("default", "mrope"))
+    ):
         raise inner.refused("type", legacy_type, f"the same as rope_type, {shortened(stated_type)}")
     rope_type: Any = "default" if legacy_type is None else legacy_type
+    if sections and rope_type == "mrope":  # so before transformers 4.46
+        rope_type = "default"
 
     fields = {
         ours: _value(inner, theirs) for theirs, ours in ROPE_FIELDS.items() if inner.has(theirs)
@@ -107,8 +113,10 @@ def read_rope(
     if mscales and rope_type == "longrope" and inner.has("short_mscale"):
         fields["attention_factor"] = inner.number("short_mscale")
         inner.expect("long_mscale", fields["attention_factor"])
-    for key in (*read_elsewhere, *(("mrope_section", "mrope_interleaved") if sections else ())):
+    for key in read_elsewhere:
         inner.take(key, None)
+    if sections:
+        _check_sections(inner)
     inner.finish()
     if stretch:
         if stretch < 0 or head_dim < 3:
@@ -264,6 +272,16 @@ def _value(keys: Keys, key: str) -> Any:
     if not isinstance(values, list) or not all(type(entry) in (int, float) for entry in values):
         raise keys.refused(key, values, "a list of numbers")
     return tuple(float(entry) for entry in values)
+
+
+def _check_sections(keys: Keys) -> None:
+    """``mrope_section``: how many frequencies each coordinate has; which is which does not matter
+    in text, where the three are equal."""
+    keys.flag("mrope_interleaved", False)
+    counts = keys.take("mrope_section", [])
+    whole = isinstance(counts, list) and all(type(each) is int and each >= 0 for each in counts)
+    if not whole or len(counts) not in (0, 3):
+        raise keys.refused("mrope_section", counts, "three whole numbers from 0")
 
 
 def _either(keys: Keys, new: str, old: str) -> tuple[str, Mapping[str, Any]]:

@@ -1,0 +1,456 @@
+"""Text models inside multimodal checkpoints: one table of where they stand.
+
+A wrapper's config.json keeps the text model's keys in an object of their own, and its tensors stand
+under a module of their own, which has had several names:
+
+    model.language_model.layers.0...     lm_head                    transformers from 4.52 on
+    language_model.model.layers.0...     language_model.lm_head     before
+    model.layers.0...     visual...      lm_head                    Qwen2-VL before
+
+All are read. Modules that ids do not pass through (vision and audio towers, projectors) are left
+out. Ids alone are read as transformers' wrapper reads them: its head neither scales logits nor caps
+them, whatever its text model does alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polyhead.config import TransformerConfig
+from polyhead.errors import CheckpointError, ConfigError, shortened
+from polyhead.families.common import quantization
+from polyhead.families.common.config_json import HARMLESS
+from polyhead.families.common.keys import Keys
+
+_VISION = ("vision_tower", "multi_modal_projector")
+_AUDIO = ("audio_tower", "multi_modal_projector")
+_OMNI = ("audio_tower", "visual", "talker", "token2wav", "code2wav")
+_HEAD = "lm_head.weight"
+_EMBEDDING = "embed_tokens.weight"
+_BY_LENGTH = ("dynamic", "longrope")
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """A multimodal ``model_type``.
+
+    Attributes:
+        text_type: ``model_type`` of its text model where the file does not say.
+        left_out: Modules that ids do not pass through.
+        module: The module of the text model.
+        keys: Under which keys the text model's object stands.
+        outer: A module around all of that.
+        tied: Whether the head is the embedding where the file does not say.
+        flat: Whether older files have the text model's keys at the top.
+        caps: Whether its head caps logits as the text model's own does.
+        first: Position of the first id.
+        unused: Keys of the text model that do not matter to ids alone.
+        respelt: Beginnings of the text model's names as some versions write them.
+        renamed: Other names that files have for text types.
+        defaults: What absent keys of the text model mean, if not what its type says.
+    """
+
+    text_type: str
+    left_out: tuple[str, ...] = _VISION
+    module: str = "language_model"
+    keys: tuple[str, ...] = ("text_config",)
+    outer: str = ""
+    tied: bool = False
+    flat: bool = False
+    caps: bool = False
+    first: int = 0
+    unused: tuple[str, ...] = ()
+    respelt: Mapping[str, str] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def around(self) -> re.Pattern[str]:
+        """The beginning of names that tells nothing."""
+        return re.compile(rf"(?:{self.outer}\.)?" if self.outer else "")
+
+    @cached_property
+    def inside(self) -> re.Pattern[str]:
+        """The beginning of names of the text model."""
+        return re.compile(rf"{self.around.pattern}(?:model\.)?{self.module}\.")
+
+    @cached_property
+    def beside(self) -> re.Pattern[str]:
+        """The beginning of names of what is left out."""
+        return re.compile(rf"{self.around.pattern}(?:model\.)?({'|'.join(self.left_out)})(?:\.|$)")
+
+
+_VISUAL = ("visual",)
+_NEWLINE = (*_VISION, "image_newline")
+_DEEPSEEK_VL = (
+    "vision_model",
+    "aligner",
+    "high_res_vision_alpha",
+    "high_res_vision_model",
+    "high_res_vision_neck",
+    "high_res_vision_proj",
+)
+_JANUS = (
+    *_DEEPSEEK_VL,
+    "vqmodel",
+    "generation_embeddings",
+    "generation_aligner",
+    "generation_head",
+)
+_IDEFICS = ("vision_model", "connector")
+_SPEECH = ("encoder", "projector")
+
+WRAPPERS: Mapping[str, Wrapper] = {
+    "audioflamingo3": Wrapper("qwen2", _AUDIO),
+    "aya_vision": Wrapper("cohere2", tied=True),
+    "cohere2_vision": Wrapper("cohere2", tied=True),
+    "deepseek_vl": Wrapper("llama", _DEEPSEEK_VL, tied=True),
+    "deepseek_vl_hybrid": Wrapper("llama", _DEEPSEEK_VL, tied=True),
+    "exaone4_5": Wrapper("exaone4", _VISUAL, renamed={"exaone4_5_text": "exaone4"}),
+    "fuyu": Wrapper("persimmon", ("vision_embed_tokens",), flat=True),
+    "gemma3": Wrapper("gemma3_text", tied=True),
+    "glm4v": Wrapper("glm4v_text", _VISUAL, flat=True),
+    "glm46v": Wrapper("glm4v_text", _VISUAL),
+    "glm4v_moe": Wrapper("glm4v_moe_text", _VISUAL),
+    "glmasr": Wrapper("llama", _AUDIO, tied=True),
+    "got_ocr2": Wrapper("qwen2", tied=True),
+    "granite_speech": Wrapper("granite", _SPEECH, tied=True),
+    "granite_speech_plus": Wrapper("granite", _SPEECH, tied=True),
+    "idefics2": Wrapper("mistral", _IDEFICS, module="text_model"),
+    "idefics3": Wrapper("llama", _IDEFICS, module="text_model"),
+    "internvl": Wrapper("qwen2", tied=True),
+    "janus": Wrapper("llama", _JANUS, tied=True),
+    "kimi_k25": Wrapper(
+        "deepseek_v3",
+        ("vision_tower", "mm_projector"),
+        tied=True,
+        renamed={"kimi_k2": "deepseek_v3"},
+        respelt={"model.blocks.": "model.layers."},
+    ),
+    "lfm2_vl": Wrapper("lfm2", tied=True),
+    "lighton_ocr": Wrapper("qwen3", ("vision_encoder", "vision_projection"), tied=True),
+    "llama4": Wrapper("llama4_text", ("vision_model", "multi_modal_projector")),
+    "llava": Wrapper("llama"),
+    "llava_next": Wrapper("llama", _NEWLINE),
+    "llava_next_video": Wrapper("llama", _NEWLINE),
+    "llava_onevision": Wrapper("qwen2", _NEWLINE),
+    "minicpmv4_6": Wrapper("qwen3_5_text", ("vision_tower", "merger")),
+    "mistral3": Wrapper("mistral", tied=True),
+    "musicflamingo": Wrapper("qwen2", _AUDIO),
+    "ovis2": Wrapper("qwen2", ("vision_tower", "visual_embeddings_table"), tied=True),
+    "paddleocr_vl": Wrapper(
+        "paddleocr_vl_text", ("visual", "projector", "mlp_AR"), tied=True, flat=True
+    ),
+    "paligemma": Wrapper(
+        # Only prompts with token types, which come with an image, are read in both directions.
+        "gemma",
+        tied=True,
+        caps=True,
+        first=1,
+        unused=("use_bidirectional_attention",),
+    ),
+    "qianfan_ocr": Wrapper(
+        "qwen3",
+        (*_VISION, "vision_model", "mlp1"),
+        respelt={"model.encoder.layers.": "model.layers."},
+    ),
+    "qwen2_5_omni": Wrapper(
+        "qwen2_5_omni_text", _OMNI, keys=("thinker_config", "text_config"), outer="thinker"
+    ),
+    "qwen2_5_omni_thinker": Wrapper("qwen2_5_omni_text", _OMNI, outer="thinker"),
+    "qwen2_5_vl": Wrapper("qwen2_5_vl_text", _VISUAL, flat=True),
+    "qwen2_audio": Wrapper("qwen2", _AUDIO),
+    "qwen2_vl": Wrapper("qwen2_vl_text", _VISUAL, flat=True),
+    "qwen3_5": Wrapper("qwen3_5_text", _VISUAL),
+    "qwen3_5_moe": Wrapper("qwen3_5_moe_text", _VISUAL),
+    "qwen3_asr": Wrapper("qwen3", _AUDIO, tied=True),
+    "qwen3_omni_moe": Wrapper(
+        "qwen3_omni_moe_text", _OMNI, keys=("thinker_config", "text_config"), outer="thinker"
+    ),
+    "qwen3_omni_moe_thinker": Wrapper("qwen3_omni_moe_text", _OMNI, outer="thinker"),
+    "qwen3_vl": Wrapper("qwen3_vl_text", _VISUAL),
+    "qwen3_vl_moe": Wrapper("qwen3_vl_moe_text", _VISUAL),
+    "smolvlm": Wrapper("llama", _IDEFICS, module="text_model"),
+    "video_llama_3": Wrapper("qwen2", ("vision_model", "projector")),
+    "video_llava": Wrapper("llama", ("video_tower", "image_tower", "multi_modal_projector")),
+    "vipllava": Wrapper("llama"),
+    "voxtral": Wrapper(
+        "llama",
+        _AUDIO,
+        defaults={
+            "vocab_size": 131_072,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 30,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e8,
+            "head_dim": 128,
+        },
+    ),
+}
+
+_SIZE_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "max_position_embeddings",
+)
+SIZES: Mapping[str, tuple[int, ...]] = {
+    "cohere": (256_000, 8192, 22_528, 40, 64, 8192),
+    "cohere2": (256_000, 8192, 22_528, 40, 64, 8192),
+    "gemma": (256_000, 3072, 24_576, 28, 16, 8192),
+    "gemma2": (256_000, 2304, 9216, 26, 8, 8192),
+    "gemma3_text": (262_208, 2304, 9216, 26, 8, 131_072),
+    "granite": (32_000, 4096, 11_008, 32, 32, 2048),
+    "llama": (32_000, 4096, 11_008, 32, 32, 2048),
+    "llama4_text": (202_048, 5120, 8192, 48, 40, 131_072),
+    "mistral": (32_000, 4096, 14_336, 32, 32, 131_072),
+    "persimmon": (262_144, 4096, 16_384, 36, 64, 16_384),
+    "qwen2": (151_936, 4096, 22_016, 32, 32, 32_768),
+    "qwen3": (151_936, 4096, 22_016, 32, 32, 32_768),
+    "qwen2_vl_text": (152_064, 8192, 29_568, 80, 64, 32_768),
+    "qwen2_5_vl_text": (152_064, 8192, 29_568, 80, 64, 32_768),
+    "qwen2_5_omni_text": (152_064, 3584, 18_944, 28, 28, 32_768),
+    "qwen3_vl_text": (151_936, 4096, 22_016, 32, 32, 128_000),
+    "qwen3_vl_moe_text": (151_936, 2048, 5632, 24, 16, 128_000),
+    "qwen3_omni_moe_text": (3584, 2048, 18_944, 28, 28, 32_768),
+    "qwen3_5_text": (248_320, 4096, 12_288, 32, 16, 32_768),
+    "glm4v_text": (151_552, 4096, 13_696, 40, 32, 32_768),
+    "glm4v_moe_text": (151_424, 4096, 10_944, 46, 96, 65_536),
+    "paddleocr_vl_text": (103_424, 1024, 3072, 18, 16, 131_072),
+}
+"""Sizes that wrappers' files leave out where they are those of transformers' classes."""
+
+# Keys of wrappers, and of their text models, about inputs that are no ids.
+_OF_OTHERS = frozenset(
+    (
+        "acoustic_tokenizer_chunk_size", "adapter_layer_norm_eps", "alignment_intermediate_size",
+        "assistant_token_id", "audio_bos_token_id", "audio_chunk_size", "audio_config",
+        "audio_end_token_id", "audio_eos_token_id", "audio_frame_step", "audio_merge_size",
+        "audio_start_token_id", "audio_token_id", "audio_token_index", "boi_token_id",
+        "boi_token_index", "code2wav_config", "downsample_factor", "downsample_mode",
+        "downsample_rate", "downsample_ratio", "drop_vision_last_layer", "enable_audio_output",
+        "encoder_config", "eoi_token_id", "eoi_token_index", "has_lora_adapter",
+        "high_res_vision_config", "im_end_token_id", "im_start_token_id", "image_end_token_id",
+        "image_grid_pinpoints", "image_seq_length", "image_size", "image_start_token_id",
+        "image_token_id", "image_token_index", "insert_layer_id", "merge_kernel_size",
+        "merger_times", "mm_tokens_per_image", "multimodal_projector_bias", "num_channels",
+        "num_image_tokens", "patch_size", "perceiver_config", "position_id_per_seconds",
+        "projection_dim", "projection_hidden_size", "projection_layer_norm_eps", "projector_bias",
+        "projector_config", "projector_hidden_act", "projector_hidden_size",
+        "projector_layernorm_eps", "projector_use_layernorm", "scale_factor", "seconds_per_chunk",
+        "spatial_merge_size", "spatial_pool_mode", "spatial_pool_stride", "system_token_id",
+        "talker_config", "timestamp_token_id", "token2wav_config", "token_classification_bias",
+        "tts_bos_token_id", "tts_eos_token_id", "tts_pad_token_id", "user_token_id",
+        "video_end_token_id", "video_seq_length", "video_start_token_id", "video_token_id",
+        "video_token_index", "vision_aspect_ratio", "vision_config", "vision_end_token_id",
+        "vision_feature_layer", "vision_feature_layers", "vision_feature_select_strategy",
+        "vision_start_token_id", "vision_token_id", "visual_indicator_token_ids", "vq_config",
+        "window_size",
+    )
+)  # fmt: skip
+# Keys that a wrapper repeats of its text model.
+_REPEATED = frozenset(
+    (
+        "hidden_size",
+        "head_dim",
+        "vocab_size",
+        "rope_parameters",
+        "max_position_embeddings",
+        "_pad_token_id",
+    )
+)
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class Text:
+    """The text model of a config.json.
+
+    Attributes:
+        values: Its object, under its own ``model_type``.
+        where: The file and the key, for messages.
+        wrapper: What it stands in; None: the file is the text model's own.
+        may_tie: Whether a head that the file lacks is the embedding, whatever ``values`` say.
+    """
+
+    values: Mapping[str, Any]
+    where: object
+    wrapper: Wrapper | None = None
+    may_tie: bool = False
+
+    def read(self, config: TransformerConfig) -> TransformerConfig:
+        """The configuration as the wrapper computes it.
+
+        Raises:
+            ConfigError: The wrapper does it otherwise than the text model alone.
+        """
+        if self.wrapper is None:
+            return config
+        ropes = (getattr(layer.attention, "rope", None) for layer in config.layers)
+        moving = next((r.type for r in ropes if r is not None and r.type in _BY_LENGTH), None)
+        if self.wrapper.first and moving is not None:
+            raise ConfigError(
+                f"{self.where}: rope_type is {moving!r}, which is not supported: its frequencies "
+                f"depend on positions, which begin at {self.wrapper.first} here"
+            )
+        cap = config.logit_softcap if self.wrapper.caps else None
+        return replace(config, logit_scale=1.0, logit_softcap=cap)
+
+    def found(self, tensors: Mapping[str, Tensor], where: object) -> TextTensors:
+        """The text model's tensors among a file's.
+
+        Raises:
+            CheckpointError: There are none, or one is there under two names.
+        """
+        wrapper = self.wrapper
+        if wrapper is None:
+            return TextTensors(tensors, self.values)
+        kept: dict[str, Tensor] = {}
+        names: dict[str, str] = {}
+        left_out: list[str] = []
+        for name, tensor in tensors.items():
+            if wrapper.beside.match(name):
+                left_out.append(name)
+                continue
+            bare = self.bare(name)
+            if bare in kept:
+                raise CheckpointError(
+                    f"{where}: tensors {shortened(names[bare])} and {shortened(name)} are the same "
+                    "one of the text model"
+                )
+            kept[bare], names[bare] = tensor, name
+        if not any(name != _HEAD for name in kept):
+            raise CheckpointError(
+                f"{where}: the text model's tensors ({wrapper.module}...) are missing: the files "
+                f"hold only {', '.join(self.left_out(left_out)) or 'a head'}"
+            )
+        return TextTensors(kept, self._tied(kept), tuple(left_out), names)
+
+    def bare(self, name: str) -> str:
+        """A tensor's name in files of the text model alone."""
+        if self.wrapper is None:
+            return name
+        match = self.wrapper.inside.match(name) or self.wrapper.around.match(name)
+        bare = name if match is None else name[match.end() :]
+        for theirs, usual in self.wrapper.respelt.items():
+            if bare.startswith(theirs):
+                return usual + bare.removeprefix(theirs)
+        return bare
+
+    def left_out(self, names: Iterable[str]) -> tuple[str, ...]:
+        """The modules of tensors that ids do not pass through."""
+        if self.wrapper is None:
+            return ()
+        found = (self.wrapper.beside.match(name) for name in names)
+        return tuple(dict.fromkeys(match[1] for match in found if match))
+
+    def _tied(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
+        """The object, with what the file shows of the head: keys about it have moved.
+
+        As transformers has it, a head that is there and differs is a head of its own.
+        """
+        head = tensors.get(_HEAD)
+        if head is None:
+            tied = self.values["tie_word_embeddings"] or self.may_tie
+        else:
+            embeddings = [each for name, each in tensors.items() if name.endswith(_EMBEDDING)]
+            tied = self.values["tie_word_embeddings"] and any(
+                each.shape == head.shape and torch.equal(each, head) for each in embeddings
+            )
+        return {**self.values, "tie_word_embeddings": bool(tied)}
+
+
+@dataclass(frozen=True)
+class TextTensors:
+    """The text model's tensors.
+
+    Attributes:
+        tensors: By their names in files of the text model alone.
+        values: config.json's object of the text model.
+        left_out: Names of the file's other tensors.
+        names: What the file calls each of ``tensors``.
+    """
+
+    tensors: Mapping[str, Tensor]
+    values: Mapping[str, Any]
+    left_out: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+def text_of(values: Mapping[str, Any], where: object) -> Text:
+    """The text model of a config.json; itself, unless it is a wrapper's.
+
+    Raises:
+        ConfigError: The text model's keys are missing, or a wrapper's key is not understood.
+    """
+    kind = values.get("model_type")
+    wrapper = WRAPPERS.get(kind) if isinstance(kind, str) else None
+    if wrapper is None:
+        return Text(values, where)
+    above, inner, at = _parts(values, wrapper, where)
+    text = dict(inner)
+    named = text.get("model_type") or wrapper.text_type
+    if named == kind:
+        named = wrapper.text_type  # so in files of transformers 4
+    text["model_type"] = wrapper.renamed.get(named, named) if isinstance(named, str) else named
+    said = [
+        part["tie_word_embeddings"]
+        for part in (above, inner)
+        if part.get("tie_word_embeddings") is not None
+    ]
+    text["tie_word_embeddings"] = any(said) if said else wrapper.tied
+    text["architectures"] = values.get("architectures")
+    for key in (*_IDS, quantization.KEY):
+        if text.get(key) is None and above.get(key) is not None:
+            text[key] = above[key]
+    for key in (*_OF_OTHERS, *wrapper.unused):
+        text.pop(key, None)
+    sizes = SIZES.get(text["model_type"]) if isinstance(text["model_type"], str) else None
+    defaults = dict(zip(_SIZE_KEYS, sizes, strict=True)) if sizes else {}
+    defaults |= wrapper.defaults
+    for key, default in defaults.items():
+        text.setdefault(key, default)
+    may_tie = wrapper.tied and above.get("tie_word_embeddings") is None
+    return Text(text, at, wrapper, may_tie)
+
+
+def _parts(
+    values: Mapping[str, Any], wrapper: Wrapper, where: object
+) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
+    """The object that has the text model's, the text model's, and its name."""
+    above, at = values, str(where)
+    for key in wrapper.keys:
+        inner = above.get(key)
+        if inner is None and wrapper.flat:
+            return values, _without(values), at
+        if not isinstance(inner, Mapping):
+            raise ConfigError(
+                f"{at}: {key} must be the object of the text model's keys: got {shortened(inner)}"
+                if key in above
+                else f"{at}: {key} is missing: it holds the text model's keys in files of type "
+                f"{values['model_type']!r}"
+            )
+        keys = Keys(above, at)
+        for known in (key, "model_type", "tie_word_embeddings", *_IDS, quantization.KEY):
+            keys.take(known, None)
+        keys.expect("is_encoder_decoder", False, None)
+        keys.finish({*HARMLESS, *_OF_OTHERS, *_REPEATED})
+        outer, above, at = above, inner, f"{at}: {key}"
+    return outer, above, at
+
+
+def _without(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The text model's keys among a wrapper's own."""
+    return {key: value for key, value in values.items() if key not in _OF_OTHERS}

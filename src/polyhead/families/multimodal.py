@@ -1,0 +1,126 @@
+"""Text models of Qwen2-VL to Qwen3-Omni, GLM-4.1V and 4.5V, and PaddleOCR-VL (2024 to 2025).
+
+They rotate by three coordinates (M-RoPE; Qwen2-VL, Wang et al. 2024, §2.1), which are equal in
+text. So each is a family that has ordinary rotary embedding, with other defaults, and is saved as
+that: transformers has no class of theirs with a head and without an image encoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from polyhead.families.common.family import Family
+from polyhead.families.common.steps import At, OneToOne, PerExpert, Rows
+from polyhead.families.common.tables import DECODER
+from polyhead.families.common.tensors import Rule
+from polyhead.families.deepseek import STACKED_EXPERTS
+from polyhead.families.ernie4_5 import FAMILIES as ERNIE
+from polyhead.families.glm import FAMILIES as GLM
+from polyhead.families.glm4_moe import FAMILIES as GLM_MOE
+from polyhead.families.qwen import FAMILIES as QWEN
+from polyhead.families.qwen_moe import FAMILIES as QWEN_MOE
+
+_QWEN2, _QWEN3 = QWEN
+_QWEN3_MOE = QWEN_MOE[1]
+_GLM4, _GLM4_MOE, _ERNIE = GLM[1], GLM_MOE[0], ERNIE[0]
+
+
+@dataclass(frozen=True)
+class Upright(OneToOne):
+    """An expert's ``[in, out]`` as ``[out, in]``; what has that shape already stays, as in
+    transformers, which has written both.
+
+    Attributes:
+        down: Of the projection back.
+    """
+
+    down: bool = False
+
+    def changed(self, tensor: Tensor, at: At) -> Tensor:
+        mixture: Any = at.layer.feed_forward
+        hidden, width = mixture.expert.hidden_dim, at.config.embed_dim
+        shape = (width, hidden) if self.down else (2 * hidden, width)
+        return tensor if tensor.ndim != 2 or tuple(tensor.shape) == shape else tensor.mT
+
+    def restored(self, tensor: Tensor, at: At) -> Tensor:
+        return tensor
+
+
+def _text(
+    family: Family,
+    model_type: str,
+    defaults: Mapping[str, Any],
+    **rotary: Any,
+) -> Family:
+    """A family under another type, with defaults of its own."""
+    reader: Any = family.read
+    return replace(
+        family,
+        model_type=model_type,
+        read=partial(reader, sections=True, **rotary),
+        defaults={**family.defaults, **defaults},
+        written_as=family.model_type,
+        gguf=None,
+    )
+
+
+_VL = {
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "max_window_layers": 80,
+    "bos_token_id": 151_643,
+    "eos_token_id": 151_645,
+}
+_GATE_UP, _DOWN = STACKED_EXPERTS
+_UPRIGHT = DECODER.extended(
+    Rule("layers.{i}.mlp.gate", "layers.{i}.feed_forward.router"),
+    Rule(_GATE_UP.theirs, _GATE_UP.ours, PerExpert(), Upright(), Rows()),
+    Rule(_DOWN.theirs, _DOWN.ours, PerExpert(), Upright(down=True)),
+)
+
+TEXTS = (
+    _text(_QWEN2, "qwen2_vl_text", _VL, theta=1e6),
+    _text(_QWEN2, "qwen2_5_vl_text", _VL, theta=1e6),
+    _text(
+        _QWEN2,
+        "qwen2_5_omni_text",
+        {"num_key_value_heads": 4, "sliding_window": 32_768, "tie_word_embeddings": True},
+        theta=1e6,
+    ),
+    _text(_QWEN3, "qwen3_vl_text", {}, theta=5e5),
+    replace(
+        _text(
+            _QWEN3_MOE,
+            "qwen3_vl_moe_text",
+            {
+                "num_key_value_heads": 16,
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "moe_intermediate_size": 1408,
+                "norm_topk_prob": True,
+                "tie_word_embeddings": True,
+            },
+            theta=5e5,
+        ),
+        tensors=_UPRIGHT,
+    ),
+    _text(
+        _QWEN3_MOE,
+        "qwen3_omni_moe_text",
+        {"norm_topk_prob": True, "sliding_window": None},
+        theta=1e6,
+    ),
+    _text(
+        _GLM4,
+        "glm4v_text",
+        {"head_dim": None, "rms_norm_eps": 1e-5, "pad_token_id": None},
+        part=1.0,
+    ),
+    _text(_GLM4_MOE, "glm4v_moe_text", {"attention_bias": True}),
+    replace(_text(_ERNIE, "paddleocr_vl_text", {}), tensors=DECODER),
+)
