@@ -96,6 +96,7 @@ def load_checkpoint(
     cache: bool = True,
     device: torch.device | str = "cpu",
     adapter: str | os.PathLike[str] | None = None,
+    family: str | None = None,
 ) -> Checkpoint:
     """Loads a trained model.
 
@@ -113,6 +114,8 @@ def load_checkpoint(
         device: where the weights go, one tensor after the other.
         adapter: the directory of a LoRA adapter (PEFT), merged into the weights. Given as
             ``source``, the base is the one that it names.
+        family: a ``model_type`` that a Hugging Face directory is read as, whatever its own: for
+            one that only has another name. A key or a tensor that does not fit is an error.
 
     Raises:
         ValueError: an unknown dtype, or a device that is unavailable.
@@ -133,6 +136,8 @@ def load_checkpoint(
     resolved = find(source)
     if adapter is not None and resolved.format != "hugging_face":
         raise ValueError(f"adapter is merged into a Hugging Face directory: got {source}")
+    if family is not None and resolved.format != "hugging_face":
+        raise ValueError(f"family is for a Hugging Face directory: got {source}")
     keep = dtype is None and where.type == "cpu"
     if resolved.format == "gguf" and keep:
         parts = read_gguf(resolved.path, progress or no_progress, keep=True)
@@ -146,6 +151,7 @@ def load_checkpoint(
             None if adapter is None else Path(adapter),
             keep=keep,
             dtype=torch.float32 if dtype is None else None if dtype == "auto" else dtype,
+            family=family,
         )
     if dtype == "auto":
         dtype = _commonest_dtype(parts)

@@ -34,6 +34,7 @@ __all__ = [
     "families",
     "find_family",
     "find_gguf",
+    "is_known",
     "read_config",
     "read_settings",
     "text_of",
@@ -65,6 +66,12 @@ def _named(table: str) -> dict[str, Family]:
             made = importlib.import_module(f"{__name__}.{module.name}")
             found |= {family.model_type: family for family in getattr(made, table, ())}
     return found
+
+
+def is_known(model_type: object) -> bool:
+    """Whether there is a family of that name, or a reason why there is none."""
+    names = (families(), texts(), REFUSED)
+    return isinstance(model_type, str) and any(model_type in each for each in names)
 
 
 def find_family(model_type: object, where: object) -> Family:

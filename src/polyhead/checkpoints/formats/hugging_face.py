@@ -5,6 +5,7 @@ The families interpret keys and tensors (``polyhead.families``).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from polyhead.checkpoints.formats.parts import Blocks, Parts
 from polyhead.checkpoints.formats.safetensors_files import read_tensors
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json
+from polyhead.checkpoints.nearest import unknown_type
 from polyhead.checkpoints.tokenizers.sentencepiece_tokenizer import from_sentencepiece
 from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError
-from polyhead.families import find_family, read_config, text_of
+from polyhead.families import find_family, is_known, read_config, text_of
 from polyhead.families.common.quantization import read_scheme
 from polyhead.families.common.tensors import Tensors
 from polyhead.native import code
@@ -54,6 +56,7 @@ def read_directory(
     *,
     keep: bool = False,
     dtype: torch.dtype | None = None,
+    family: str | None = None,
 ) -> Parts:
     """Reads a Hugging Face directory; its tensors stay memory-mapped.
 
@@ -64,6 +67,7 @@ def read_directory(
             and matrices of 16 bits beside them too. Others, or without native code, are numbers.
         dtype: of the numbers that codes become; default bfloat16 for 8-bit floats, as DeepSeek's
             own conversion does, and otherwise that of their scales.
+        family: read as this, whatever ``model_type`` says; of a multimodal file its text model.
 
     Raises:
         CheckpointError: a file is missing, truncated or corrupt, or a tied head differs.
@@ -77,6 +81,8 @@ def read_directory(
     if values.get("model_type") == OWN:
         if adapter is not None:
             raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
+        if family is not None:
+            raise CheckpointError(f"{directory}: polyhead's own form is of no family: got {family}")
         config = TransformerConfig.from_dict(values.get("transformer", {}))
         return Parts(
             config,
@@ -87,12 +93,16 @@ def read_directory(
             pooling=_pooling(directory),
         )
     text = text_of(values, path)
-    family = find_family(text.values.get("model_type"), text.where)
+    if family is not None:
+        text = replace(text, values={**text.values, "model_type": family})
+    elif not is_known(kind := text.values.get("model_type")) and isinstance(kind, str):
+        raise unknown_type(text.values, text.found(tensors, directory).tensors, text.where)
+    known = find_family(text.values.get("model_type"), text.where)
     found = text.found(tensors, directory)
     tensors = dict(found.tensors)
-    values = {**found.values, **family.observed(found.values, tensors)}
+    values = {**found.values, **known.observed(found.values, tensors)}
     config = text.read(read_config(values, text.where))
-    scheme, table = read_scheme(values, text.where), family.tensors_of(values)
+    scheme, table = read_scheme(values, text.where), known.tensors_of(values)
     blocks: dict[str, Blocks] = {}
     kept_names: dict[str, str] = {}
     dropped: list[str] = []
@@ -128,7 +138,7 @@ def read_directory(
             ours: found.names.get(theirs, theirs)
             for ours, theirs in (file_names | kept_names).items()
         },
-        family=family.written_as or family.model_type,
+        family=known.written_as or known.model_type,
         left_out=text.left_out(found.left_out),
         generation=generation,
         pooling=_pooling(directory),

@@ -124,7 +124,7 @@ def read_config(
     """
     keys = Keys(values, where, defaults=family.defaults, aliases=family.aliases, shown=shown)
     quantization.read_scheme(values, where)
-    config = _read(keys, family)
+    config = read_keys(keys, family)
     keys.finish({*HARMLESS, *family.harmless, family.initial_key, *hints})
     key = family.initial_key
     scale = values.get(key) or family.initial.scale
@@ -169,7 +169,8 @@ def write_config(
     )
 
 
-def _read(keys: Keys, family: Family) -> TransformerConfig:
+def read_keys(keys: Keys, family: Family) -> TransformerConfig:
+    """What a family's reader makes of keys, of which some may be left over."""
     keys.take("model_type", family.model_type)
     keys.take(quantization.KEY, None)
     keys.expect("pruned_heads", {}, None)
@@ -207,7 +208,7 @@ def _written(config: TransformerConfig, family: Family) -> dict[str, Any]:
         ):
             values[key] = default
     keys = Keys(values, family.model_type, defaults=family.defaults, aliases=family.aliases)
-    _read(keys, family)
+    read_keys(keys, family)
     return {key: value for key, value in values.items() if key not in {*keys.untaken()} - {*own}}
 
 

@@ -15,7 +15,8 @@ from polyhead.config.data import MOST_NUMBER
 from polyhead.errors import ConfigError, shortened
 
 _T = TypeVar("_T")
-_MISSING: Any = object()
+MISSING: Any = object()
+"""Stands for no default."""
 _MOST_LAYERS = 10_000
 _MOST_WHOLE = 2**63 - 1
 """Largest integer of torch."""
@@ -62,7 +63,7 @@ class Keys:
             name = shared
         return self._shown.get(name, name)
 
-    def take(self, key: str, default: Any = _MISSING) -> Any:
+    def take(self, key: str, default: Any = MISSING) -> Any:
         """The value as it is; ``default``, or the family's, where the key is absent.
 
         Raises:
@@ -82,7 +83,7 @@ class Keys:
                 return self._values[each]
         if key in self._defaults:
             return self._defaults[key]
-        if default is _MISSING:
+        if default is MISSING:
             raise ConfigError(
                 f"{self.where}: key {shortened(self.named(key))} is missing{self.misspelt()}"
             )
@@ -92,7 +93,7 @@ class Keys:
     def whole(self, key: str) -> int: ...
     @overload
     def whole(self, key: str, default: _T) -> int | _T: ...
-    def whole(self, key: str, default: Any = _MISSING) -> Any:
+    def whole(self, key: str, default: Any = MISSING) -> Any:
         """A whole number of 64 bits; null counts as absent where there is a default."""
         value = self._typed(key, default, int, "a whole number")
         if isinstance(value, int) and not -_MOST_WHOLE <= value <= _MOST_WHOLE:
@@ -103,7 +104,7 @@ class Keys:
     def size(self, key: str) -> int: ...
     @overload
     def size(self, key: str, default: _T) -> int | _T: ...
-    def size(self, key: str, default: Any = _MISSING) -> Any:
+    def size(self, key: str, default: Any = MISSING) -> Any:
         """A whole number from 1; null counts as absent where there is a default."""
         value = self.whole(key, default)
         if value is not None and value < 1:
@@ -121,7 +122,7 @@ class Keys:
     def number(self, key: str) -> float: ...
     @overload
     def number(self, key: str, default: _T) -> float | _T: ...
-    def number(self, key: str, default: Any = _MISSING) -> Any:
+    def number(self, key: str, default: Any = MISSING) -> Any:
         """A finite number, as float; null counts as absent where there is a default."""
         value = self._typed(key, default, (int, float), "a number")
         if value is None:
@@ -137,7 +138,7 @@ class Keys:
             raise self.refused(key, value, "a number above 0")
         return value
 
-    def choice(self, key: str, choices: Mapping[str, _T], default: Any = _MISSING) -> _T:
+    def choice(self, key: str, choices: Mapping[str, _T], default: Any = MISSING) -> _T:
         """What the name under a key stands for.
 
         Raises:
@@ -148,19 +149,19 @@ class Keys:
             raise self.refused(key, name, ", ".join(choices))
         return choices[name]
 
-    def flag(self, key: str, default: Any = _MISSING) -> bool:
+    def flag(self, key: str, default: Any = MISSING) -> bool:
         """True or false."""
         return bool(self._typed(key, default, bool, "true or false"))
 
-    def text(self, key: str, default: Any = _MISSING) -> Any:
+    def text(self, key: str, default: Any = MISSING) -> Any:
         """A text; null counts as absent where there is a default."""
         return self._typed(key, default, str, "a text")
 
-    def texts(self, key: str, default: Any = _MISSING) -> list[str]:
+    def texts(self, key: str, default: Any = MISSING) -> list[str]:
         """A list of texts."""
         return self._list(key, (str,), "a list of texts", default)
 
-    def numbers(self, key: str, default: Any = _MISSING) -> list[Any]:
+    def numbers(self, key: str, default: Any = MISSING) -> list[Any]:
         """A list of numbers."""
         return self._list(key, (int, float), "a list of numbers", default)
 
@@ -218,7 +219,7 @@ class Keys:
 
     def _typed(self, key: str, default: Any, kind: Any, what: str) -> Any:
         value = self.take(key, default)
-        if value is None and default is not _MISSING:
+        if value is None and default is not MISSING:
             return default
         wrong_bool = isinstance(value, bool) and kind is not bool
         if value is default or (isinstance(value, kind) and not wrong_bool):
@@ -226,7 +227,7 @@ class Keys:
         raise self._wrong(key, value, what)
 
     def _list(
-        self, key: str, kinds: tuple[type, ...], what: str, default: Any = _MISSING
+        self, key: str, kinds: tuple[type, ...], what: str, default: Any = MISSING
     ) -> list[Any]:
         values: list[Any] = self._typed(key, default, list, what)
         if not all(type(value) in kinds for value in values):

@@ -215,10 +215,20 @@ class Tensors:
 
     def our_name(self, name: str) -> str | None:
         """What polyhead calls the first tensor that one of the file becomes; None: nothing."""
+        return next(iter(self.our_names(name)), None)
+
+    def our_names(self, name: str) -> list[str]:
+        """What polyhead calls the tensors that one of the file becomes; of experts the first."""
+        found = self._find(name.removeprefix(self.prefix), self._by_theirs)
+        return [] if found is None else found.rule.our_names(found.numbers, found.leaf, 1)
+
+    def only_renames(self, name: str) -> bool:
+        """Whether one of the file's tensors is one of polyhead's as it is."""
         found = self._find(name.removeprefix(self.prefix), self._by_theirs)
         if found is None:
-            return None
-        return found.rule.our_names(found.numbers, found.leaf, 1)[0]
+            return False
+        rule = found.rule
+        return not (rule.steps or rule.parts or rule.stacks or len(rule.ours) > 1)
 
     def extended(self, *rules: Rule) -> Tensors:
         """With further rules, which come before those that are there."""

@@ -35,6 +35,7 @@ class _Options(TypedDict, total=False):
     adapter: _Path | None
     progress: Progress | None
     activations: str | None
+    family: str | None
 
 
 @overload
@@ -77,6 +78,7 @@ def load(
     adapter: _Path | None = None,
     progress: Progress | None = None,
     activations: str | None = None,
+    family: str | None = None,
     expect: type[Any] | None = None,
 ) -> Model:
     """Loads a model with its tokenizer.
@@ -100,6 +102,10 @@ def load(
             llama.cpp computes. Decoding is faster, and logits are no longer those of the unpacked
             weights (docs/performance.md says by how much). Prompts are read more slowly in
             float32. None: they stay as they are.
+        family: a ``model_type`` that a Hugging Face directory is read as, whatever its own says,
+            such as ``"llama"`` for a model that is one under another name (the error for an
+            unknown type names the nearest). A key or a tensor that does not fit is an error.
+            Code of its own may still compute otherwise, which no file shows.
         expect: the class that the caller needs; a model of another kind is then an error, and type
             checkers know what comes. Without it they know the classes of known names, and of
             others nothing.
@@ -126,7 +132,9 @@ def load(
         )
     if activations not in (None, "int8"):
         raise ValueError(f"activations must be 'int8' or None: got {activations!r}")
-    checkpoint = load_checkpoint(source, _dtype(dtype), progress, device=device, adapter=adapter)
+    checkpoint = load_checkpoint(
+        source, _dtype(dtype), progress, device=device, adapter=adapter, family=family
+    )
     if activations is not None:
         round_activations(checkpoint.model)
     model = _wrapped(checkpoint, source)
