@@ -25,9 +25,9 @@ from polyhead.families.glm4_moe import FAMILIES as GLM_MOE
 from polyhead.families.qwen import FAMILIES as QWEN
 from polyhead.families.qwen_moe import FAMILIES as QWEN_MOE
 
-_QWEN2, _QWEN3 = QWEN
-_QWEN3_MOE = QWEN_MOE[1]
-_GLM4, _GLM4_MOE, _ERNIE = GLM[1], GLM_MOE[0], ERNIE[0]
+_TEXTS = {each.model_type: each for each in (*QWEN, *QWEN_MOE, *GLM, *GLM_MOE, *ERNIE)}
+_QWEN2, _QWEN3, _QWEN3_MOE = (_TEXTS[name] for name in ("qwen2", "qwen3", "qwen3_moe"))
+_GLM4, _GLM4_MOE, _ERNIE = (_TEXTS[name] for name in ("glm4", "glm4_moe", "ernie4_5"))
 
 
 @dataclass(frozen=True)
