@@ -473,6 +473,7 @@ def test_config_without_the_text_model_is_refused_by_the_key(tmp_path: Path) -> 
         ({"text_config": {}, "window": 3}, r"key 'window' \(value 3\) is not understood"),
         ({"text_config": {"model_type": "rwkv"}}, "text_config: model_type is 'rwkv', which"),
         ({"text_config": {"windows": 3}}, "text_config: key 'windows'"),
+        ({"text_config": {}, "tie_word_embeddings": "no"}, ".*tie_word_embeddings must be true or"),
     ):
         with pytest.raises(ConfigError, match=f"config.json: {words}"):
             read_config({"model_type": "llava", **values}, "config.json")

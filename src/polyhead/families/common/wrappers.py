@@ -406,7 +406,7 @@ def text_of(values: Mapping[str, Any], where: object) -> Text:
         named = wrapper.text_type  # so in files of transformers 4
     text["model_type"] = wrapper.renamed.get(named, named) if isinstance(named, str) else named
     said = [
-        part["tie_word_embeddings"]
+        Keys(part, at).flag("tie_word_embeddings")
         for part in (above, inner)
         if part.get("tie_word_embeddings") is not None
     ]
