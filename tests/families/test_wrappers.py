@@ -110,6 +110,8 @@ CASES: Mapping[str, Multimodal] = {
     "exaone4_5": Multimodal(options=(_TIED,)),
     "fuyu": Multimodal(options=(_TIED,)),
     "gemma3": Multimodal(options=(_UNTIED, {"final_logit_softcapping": 0.7})),
+    "gemma4": Multimodal(options=(_UNTIED,)),
+    "gemma4_unified": Multimodal(options=(_UNTIED,)),
     "glm4v": Multimodal(_GLM, (_TIED, _mrope(1, 1, 0, partial_rotary_factor=0.5))),
     "glm46v": Multimodal(_GLM),
     "glm4v_moe": Multimodal(
@@ -247,8 +249,19 @@ def _wanted(model: Any) -> Tensor:
     return logits
 
 
+_OFTEN = frozenset(
+    ("llava", "gemma3", "llama4", "mistral3", "qwen2_vl", "qwen3_vl_moe", "qwen3_5", "voxtral")
+)
+"""Of those that are alike; transformers' modules of all take half a minute to import."""
+
+
 @pytest.mark.parametrize(
-    ("name", "option"), _EACH, ids=[f"{n}-{i}" for i, (n, _) in enumerate(_EACH)]
+    ("name", "option"),
+    [
+        pytest.param(name, option, marks=() if name in _OFTEN else pytest.mark.slow)
+        for name, option in _EACH
+    ],
+    ids=[f"{n}-{i}" for i, (n, _) in enumerate(_EACH)],
 )
 def test_text_model_equals_the_whole_on_ids(name: str, option: Values, tmp_path: Path) -> None:
     theirs = _model(name, option)
@@ -278,12 +291,13 @@ def test_every_wrapper_has_its_case() -> None:
     assert not {*WRAPPERS} & {*families()}
 
 
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_wrappers_know_transformers_defaults(name: str) -> None:
-    wrapper, kind = WRAPPERS[name], transformers.CONFIG_MAPPING[name]
-    inner = kind().thinker_config if wrapper.keys[0] == "thinker_config" else kind()
-    assert bool(getattr(type(inner), "tie_word_embeddings", False)) == wrapper.tied
-    assert inner.text_config.model_type == wrapper.text_type
+@pytest.mark.slow
+def test_wrappers_know_transformers_defaults() -> None:
+    for name, wrapper in WRAPPERS.items():
+        kind = transformers.CONFIG_MAPPING[name]
+        inner = kind().thinker_config if wrapper.keys[0] == "thinker_config" else kind()
+        assert bool(getattr(type(inner), "tie_word_embeddings", False)) == wrapper.tied, name
+        assert inner.text_config.model_type == wrapper.text_type, name
 
 
 @pytest.mark.parametrize("model_type", SIZES_OF_TEXTS)
@@ -356,7 +370,17 @@ def _oldest(name: str) -> str:
 
 
 @pytest.mark.parametrize("rename", [_new, _old, _oldest])
-@pytest.mark.parametrize("name", ["llava", "gemma3", "qwen2_vl", "qwen2_5_vl", "internvl"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma3",
+        "qwen2_vl",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("llava", "qwen2_5_vl", "internvl")
+        ),
+    ],
+)
 def test_names_of_all_versions_are_read(
     name: str, rename: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ _JANUS = (
     "generation_aligner",
     "generation_head",
 )
+_GEMMA_4 = ("vision_tower", "vision_embedder", "audio_tower", "embed_vision", "embed_audio")
 _IDEFICS = ("vision_model", "connector")
 _SPEECH = ("encoder", "projector")
 
@@ -116,6 +117,8 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "exaone4_5": Wrapper("exaone4", _VISUAL, renamed={"exaone4_5_text": "exaone4"}),
     "fuyu": Wrapper("persimmon", ("vision_embed_tokens",), flat=True),
     "gemma3": Wrapper("gemma3_text", tied=True),
+    "gemma4": Wrapper("gemma4_text", _GEMMA_4, tied=True),
+    "gemma4_unified": Wrapper("gemma4_unified_text", _GEMMA_4, tied=True),
     "glm4v": Wrapper("glm4v_text", _VISUAL, flat=True),
     "glm46v": Wrapper("glm4v_text", _VISUAL),
     "glm4v_moe": Wrapper("glm4v_moe_text", _VISUAL),
@@ -238,10 +241,10 @@ _OF_OTHERS = frozenset(
         "acoustic_tokenizer_chunk_size", "adapter_layer_norm_eps", "alignment_intermediate_size",
         "assistant_token_id", "audio_bos_token_id", "audio_chunk_size", "audio_config",
         "audio_end_token_id", "audio_eos_token_id", "audio_frame_step", "audio_merge_size",
-        "audio_start_token_id", "audio_token_id", "audio_token_index", "boi_token_id",
+        "audio_start_token_id", "audio_token_id", "audio_token_index", "boa_token_id", "boi_token_id",
         "boi_token_index", "code2wav_config", "downsample_factor", "downsample_mode",
         "downsample_rate", "downsample_ratio", "drop_vision_last_layer", "enable_audio_output",
-        "encoder_config", "eoi_token_id", "eoi_token_index", "has_lora_adapter",
+        "encoder_config", "eoa_token_index", "eoi_token_id", "eoi_token_index", "has_lora_adapter",
         "high_res_vision_config", "im_end_token_id", "im_start_token_id", "image_end_token_id",
         "image_grid_pinpoints", "image_seq_length", "image_size", "image_start_token_id",
         "image_token_id", "image_token_index", "insert_layer_id", "merge_kernel_size",
