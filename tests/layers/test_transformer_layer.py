@@ -207,3 +207,66 @@ def test_a_wrong_key_is_named_with_the_part_that_was_meant(part, change, words):
     del data[part]
     with pytest.raises(ConfigError, match=f"missing .*'{part}'"):
         LayerConfig.from_dict(data)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "after"])
+def test_a_layer_may_be_its_attention_alone(placement):
+    config = LayerConfig(AttentionConfig(4, 2, 8), None, norm_placement=placement)
+    assert LayerConfig.from_json(config.to_json()) == config
+    layer = TransformerLayer.from_config(32, config).eval()
+    names = {name.split(".")[0] for name, _ in layer.named_parameters()}
+    assert not any(name.startswith("feed_forward") for name in names)
+    held = sum(parameter.numel() for parameter in layer.parameters())
+    assert held == sum(group.count for group in config.parameter_groups(32))
+    x, norm = torch.randn(2, 9, 32), layer.attention_norm
+    if placement == "pre":
+        want = x + layer.attention(norm(x), mask=Causal())
+    elif placement == "post":
+        want = norm(x + layer.attention(x, mask=Causal()))
+    else:
+        out_norm = layer.attention_out_norm
+        inner = x if norm is None else norm(x)
+        want = x + out_norm(layer.attention(inner, mask=Causal()))
+    torch.testing.assert_close(layer(x, mask=Causal()), want)
+    with torch.no_grad():
+        cache = DenseCache()
+        steps = [layer(part, mask=Causal(), cache=cache) for part in x.split([5, 1, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), want, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match="need feed_forward: got None"):
+        LayerConfig(AttentionConfig(4, 2, 8), None, parallel="one norm")
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_the_residual_path_and_what_joins_it_are_weighed(placement):
+    config = LayerConfig(
+        AttentionConfig(4, 2, 8),
+        FeedForwardConfig(24),
+        norm_placement=placement,
+        residual_scale=0.5,
+        attention_mix=(0.7, 1.5),
+        feed_forward_mix=(2.0, 0.6),
+    )
+    assert LayerConfig.from_json(config.to_json()) == config
+    layer = TransformerLayer.from_config(32, config).eval()
+    x = torch.randn(2, 9, 32)
+    want, network = x, layer.feed_forward
+    if placement == "pre":
+        want = 0.7 * want + 0.75 * layer.attention(layer.attention_norm(want), mask=Causal())
+        want = 2.0 * want + 0.3 * network(layer.feed_forward_norm(want))
+    else:
+        want = layer.attention_norm(0.7 * want + 0.75 * layer.attention(want, mask=Causal()))
+        want = layer.feed_forward_norm(2.0 * want + 0.3 * network(want))
+    torch.testing.assert_close(layer(x, mask=Causal()), want)
+    with torch.no_grad():
+        cache = DenseCache()
+        steps = [layer(part, mask=Causal(), cache=cache) for part in x.split([5, 1, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), want, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match="attention_mix must be 2 factors"):
+        LayerConfig(AttentionConfig(4, 2, 8), None, attention_mix=(1.0,))
+    with pytest.raises(ConfigError, match="are added without factors"):
+        LayerConfig(
+            AttentionConfig(4, 2, 8),
+            FeedForwardConfig(24),
+            parallel="one norm",
+            feed_forward_mix=(2.0, 1.0),
+        )

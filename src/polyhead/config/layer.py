@@ -14,12 +14,15 @@ from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerInputConfig
 from polyhead.errors import ConfigError
 
+_SUM = (1.0, 1.0)
+
 
 @dataclass(frozen=True)
 class LayerConfig(Data):
     """One Transformer layer.
 
     Attributes:
+        feed_forward: None: the layer is its attention alone (Mamba-2's models).
         norm_placement: ``"pre"`` x + f(norm(x)); ``"post"`` norm(x + f(x)) (the 2017 paper, BERT);
             ``"sandwich"`` x + norm(f(norm(x))) (Gemma 2 and 3, GLM-4); ``"after"`` x + norm(f(x))
             (OLMo 2, EXAONE 4).
@@ -29,6 +32,9 @@ class LayerConfig(Data):
             the other.
         residual_scale: Factor of what attention and feed-forward network add to x (Granite,
             MiniCPM).
+        attention_mix: Factors (a, b) beside it: a · x + b · f(x), with f the attention (DeepNorm,
+            Wang et al. 2022; MiniMax-Text-01).
+        feed_forward_mix: The same, with f the feed-forward network.
         attention_norm: False: this layer's attention reads x as it is (ModernBERT's first layer).
         per_layer_input: How it reads a vector of every token that is its own (Gemma 3n and 4).
         output_scale: Whether what it gives is multiplied by a learned number (Gemma 4).
@@ -37,7 +43,7 @@ class LayerConfig(Data):
     """
 
     attention: HeadLayout
-    feed_forward: Network
+    feed_forward: Network | None
     norm: NormConfig = field(default_factory=NormConfig)
     norm_placement: Literal["pre", "post", "sandwich", "after"] = "pre"
     cross_attention: AttentionConfig | None = None
@@ -48,6 +54,8 @@ class LayerConfig(Data):
     per_layer_input: PerLayerInputConfig | None = None
     output_scale: bool = False
     feed_forward_out_norm: bool = False
+    attention_mix: tuple[float, float] = _SUM
+    feed_forward_mix: tuple[float, float] = _SUM
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -57,6 +65,16 @@ class LayerConfig(Data):
                 f"parallel attention and feed-forward need norm_placement 'pre': got "
                 f"{self.norm_placement!r}"
             )
+        for name in ("attention_mix", "feed_forward_mix"):
+            if len(mix := getattr(self, name)) != 2:
+                raise ConfigError(f"{name} must be 2 factors, of x and of f(x): got {list(mix)}")
+        if self.parallel is not None and (self.attention_mix, self.feed_forward_mix) != (_SUM,) * 2:
+            raise ConfigError(
+                "parallel attention and feed-forward are added without factors: got attention_mix="
+                f"{self.attention_mix}, feed_forward_mix={self.feed_forward_mix}"
+            )
+        if self.parallel is not None and self.feed_forward is None:
+            raise ConfigError("parallel attention and feed-forward need feed_forward: got None")
         if self.parallel is not None and self.cross_attention is not None:
             raise ConfigError("parallel attention and feed-forward have no cross_attention between")
         if self.parallel is not None and (self.per_layer_input is not None or self.output_scale):
@@ -84,7 +102,7 @@ class LayerConfig(Data):
         Args:
             part: ``"attention"``, ``"cross_attention"`` or ``"feed_forward"``.
         """
-        if self.norm_placement == "after":
+        if self.norm_placement == "after" or part not in self.parts:
             return False
         if part == "attention":
             return self.attention_norm
@@ -99,13 +117,25 @@ class LayerConfig(Data):
         own = part == "feed_forward" and self.feed_forward_out_norm
         return own or self.norm_placement in ("sandwich", "after")
 
+    def mix(self, part: str) -> tuple[float, float]:
+        """Factors of the residual path and of what a part adds to it.
+
+        Args:
+            part: ``"attention"``, ``"cross_attention"`` or ``"feed_forward"``.
+        """
+        kept, added = getattr(self, f"{part}_mix", _SUM)
+        return kept, added * self.residual_scale
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What the layer consists of, in the order of a call."""
+        parts = "attention", "cross_attention", "feed_forward"
+        return tuple(part for part in parts if getattr(self, part) is not None)
+
     @property
     def norms(self) -> int:
         """Norms over the residual stream."""
-        parts = ["attention", "feed_forward"]
-        if self.cross_attention is not None:
-            parts.append("cross_attention")
-        return sum(map(self.has_norm, parts)) + sum(map(self.has_out_norm, parts))
+        return sum(map(self.has_norm, self.parts)) + sum(map(self.has_out_norm, self.parts))
 
     def parameter_groups(
         self, embed_dim: int, context_dim: int | None = None
@@ -119,7 +149,8 @@ class LayerConfig(Data):
         yield from self.attention.parameter_groups(embed_dim)
         if self.cross_attention is not None:
             yield from self.cross_attention.parameter_groups(embed_dim, context_dim)
-        yield from self.feed_forward.parameter_groups(embed_dim)
+        if self.feed_forward is not None:
+            yield from self.feed_forward.parameter_groups(embed_dim)
         if self.per_layer_input is not None:
             yield from self.per_layer_input.parameter_groups(embed_dim)
         if self.output_scale:

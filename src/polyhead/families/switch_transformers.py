@@ -56,9 +56,9 @@ def _networks(keys: Keys, side: str, layers: int, kinds: tuple[Network, Network]
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    stacks = [[each.feed_forward for each in config.encoder_layers]]
+    stacks: list[list[Any]] = [[each.feed_forward for each in config.encoder_layers]]
     stacks.append([each.feed_forward for each in config.layers])
-    mixture: Any = next(each for stack in stacks for each in stack if each.kind == "mixture")
+    mixture = next(each for stack in stacks for each in stack if each.kind == "mixture")
     steps = {
         f"{side}_sparse_step": _step([each.kind == "mixture" for each in stack])
         for side, stack in zip(("encoder", "decoder"), stacks, strict=True)

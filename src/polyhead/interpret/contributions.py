@@ -43,10 +43,14 @@ class Contributions:
         self._model = transformer_of(model)
         count = len(self._model.layers)
         layers = [layer_of(self._model, i) for i in range(count)]
-        if any(layer.config.norm_placement == "post" for layer in layers):
+        if any(
+            layer.config.norm_placement == "post" or layer.config.mix(part)[0] != 1.0
+            for layer in layers
+            for part in layer.config.parts
+        ):
             raise UnsupportedError(
-                "contributions need pre-norm or sandwich layers: a post-norm layer rescales the "
-                "whole residual stream"
+                "contributions need pre-norm or sandwich layers: a post-norm layer, or one with a "
+                "factor of the residual path, rescales the whole residual stream"
             )
         self._outputs: list[Tensor] = []
         self._inputs: dict[nn.Module, Tensor] = {}
@@ -73,7 +77,7 @@ class Contributions:
         weight = head_outputs(projections_of(self._model, layer))
         written = torch.einsum("bhtv,hev->bhte", self._outputs[layer], weight)
         block = layer_of(self._model, layer)
-        return self._through(_out_norm(block), written) * block.config.residual_scale
+        return self._through(_out_norm(block), written) * block.config.mix("attention")[1]
 
     def norms(self) -> Tensor:
         """``[layers, B, H, T]`` the length of what each head writes."""

@@ -11,7 +11,7 @@ Letters: L layers, T tokens, E embed size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -36,7 +36,8 @@ class Stream:
     """The residual stream of the first text of one run, at each of a model's own layers.
 
     Attributes:
-        sizes: By part, and ``"stream"`` (after the layer): ``[L, T]`` lengths of vectors, float32.
+        sizes: By part, and ``"stream"`` (after the layer): ``[L, T]`` lengths of vectors, float32;
+            0 where a layer lacks the part.
         states: ``[L + 1, kept, E]`` the stream of the last tokens, before the first layer and after
             each.
         first: The first token whose states are kept.
@@ -46,6 +47,7 @@ class Stream:
         self._model, self._most_bytes = model, most_bytes
         self._states: list[Tensor] = []
         self._sizes: dict[str, list[Tensor]] = {}
+        self._parts = {part for layer in model.config.layers for part in layer.parts}
         self.first = 0
 
     @contextmanager
@@ -61,14 +63,16 @@ class Stream:
                 if layer in known:
                     continue  # ALBERT's layers are one module
                 known.add(layer)
-                scale = layer_of(model, number).config.residual_scale
+                config = layer_of(model, number).config
                 before = here.only(self._enter)
                 hooks.callback(layer.register_forward_pre_hook(before).remove)
-                hooks.callback(layer.register_forward_hook(here.only(self._layer)).remove)
+                absent = self._parts - {*config.parts}
+                after = here.only(partial(self._layer, absent))
+                hooks.callback(layer.register_forward_hook(after).remove)
                 for part in PARTS:
                     module = _adds(layer, part)
                     if module is not None:
-                        hook = here.only(partial(self._part, part, scale))
+                        hook = here.only(partial(self._part, part, config.mix(part)[1]))
                         hooks.callback(module.register_forward_hook(hook).remove)
             yield
 
@@ -124,8 +128,10 @@ class Stream:
         self.first = max(0, tokens - max(1, self._most_bytes // row))
         self._keep(x)
 
-    def _layer(self, layer: nn.Module, inputs: Any, x: Tensor) -> None:
+    def _layer(self, absent: Iterable[str], layer: nn.Module, inputs: Any, x: Tensor) -> None:
         self._keep(x)
+        for part in absent:
+            self._measure(part, torch.zeros_like(x))
         self._measure("stream", x)
 
     def _part(self, name: str, scale: float, module: nn.Module, inputs: Any, x: Tensor) -> None:

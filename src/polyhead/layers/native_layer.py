@@ -142,6 +142,8 @@ def last_part(config: LayerConfig) -> int:
     """How far a step gets through layers of this configuration, as they are built; 0: nowhere."""
     if not _KNOWN_AROUND.accepts(config) or not native_export.KNOWN.accepts(config.attention):
         return 0
+    if config.feed_forward is None:
+        return 0
     network, cross = native_export.KNOWN.accepts(config.feed_forward), config.cross_attention
     plain = network and type(config.feed_forward) is FeedForwardConfig
     if config.parallel is not None and not plain:

@@ -68,6 +68,7 @@ class TransformerLayer(Fixed):
         ConfigError: Sizes or numbers that do not go together.
     """
 
+    feed_forward: nn.Module | None
     attention_norm: nn.Module
     cross_attention_norm: nn.Module
     feed_forward_norm: nn.Module
@@ -155,11 +156,10 @@ class TransformerLayer(Fixed):
         self.config = config
         self._post = config.norm_placement == "post"
         self._norms_in = config.norm_placement in ("pre", "sandwich")
-        self._scale = config.residual_scale
+        self._mix = {part: config.mix(part) for part in config.parts}
         self._hands = bool(config.attention.hands_on or config.attention.reads)
         self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
-        parts = ["attention", "feed_forward"]
         if config.cross_attention is not None:
             if config.cross_attention.rope is not None:
                 raise ConfigError(
@@ -169,13 +169,14 @@ class TransformerLayer(Fixed):
             self.cross_attention = MultiHeadAttention.from_config(
                 embed_dim, config.cross_attention, kdim=context_dim, vdim=context_dim
             )
-            parts.append("cross_attention")
-        self.feed_forward = build_network(embed_dim, config.feed_forward)
+        network = config.feed_forward
+        module = None if network is None else build_network(embed_dim, network)
+        self.add_module("feed_forward", module)
         if config.per_layer_input is not None:
             self.per_layer_input = PerLayerInput(embed_dim, config.per_layer_input)
         if config.output_scale:
             self.output_scale = nn.Parameter(torch.ones(1))
-        for part in parts:
+        for part in config.parts:
             before, behind = config.has_norm(part), config.has_out_norm(part)
             for name, there in (("norm", before), ("out_norm", behind)):
                 norm = build_norm(embed_dim, config.norm) if there else None
@@ -293,7 +294,7 @@ class TransformerLayer(Fixed):
                 h, context, mask=context_mask, cache=context_cache, kernel=kernel
             )
             x = self._joined(x, h, "cross_attention")
-        if done < NETWORK:
+        if done < NETWORK and self.feed_forward is not None:
             h = self._entered(x, "feed_forward_norm")
             h = self.feed_forward(h)
             x = self._joined(x, h, "feed_forward")
@@ -306,6 +307,7 @@ class TransformerLayer(Fixed):
         """The output of a feed-forward network that runs parallel to attention."""
         if self.config.parallel == "two norms":
             normed = self.feed_forward_norm(x)
+        assert self.feed_forward is not None  # the configuration says so
         made: Tensor = self.feed_forward(normed)
         return made
 
@@ -320,8 +322,11 @@ class TransformerLayer(Fixed):
         if out_norm is not None:
             h = out_norm(h)
         p = self.config.dropout if self.training else 0.0
-        if self._scale != 1.0:
-            h = h * self._scale
+        kept, added = self._mix[part]
+        if added != 1.0:
+            h = h * added
+        if kept != 1.0:
+            x = x * kept
         x = dropped(h, p, plus=x) if p else x + h
         if self._post:
             normed: Tensor = getattr(self, f"{part}_norm")(x)

@@ -63,9 +63,10 @@ def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int,
         attention = max(attention, E + crossing.peak_activation_elements(E, **given))
     # What came in, what goes on, the attention's output, and the norm of the sum.
     normed = 3 * E + (NORMED_HALF if half else 1) * E
-    network = 3 * E + shape.feed_forward.peak_activation_elements(E, ranks)
-    added = 0
+    peaks = [2 * E + attention]
+    if (network := shape.feed_forward) is not None:
+        peaks += [normed, 3 * E + network.peak_activation_elements(E, ranks)]
     if shape.per_layer_input is not None:
         P = shape.per_layer_input.dim
-        added = 2 * E + max(3 * P, P + E, (1 + (NORMED_HALF if half else 1)) * E)
-    return max(2 * E + attention, normed, network, added)
+        peaks.append(2 * E + max(3 * P, P + E, (1 + (NORMED_HALF if half else 1)) * E))
+    return max(peaks)

@@ -167,8 +167,9 @@ def _add_layer(
     sums["projections"] += times * (2 * batch_size * queries * per_token + extra)
     sums["scores"] += times * model
     sums["hardware"] += times * hardware
-    hidden = _multiplied(shape.feed_forward.parameter_groups(E))
-    sums["feed_forward"] += times * 2 * batch_size * queries * hidden
+    if shape.feed_forward is not None:
+        hidden = _multiplied(shape.feed_forward.parameter_groups(E))
+        sums["feed_forward"] += times * 2 * batch_size * queries * hidden
 
 
 def _add_cross(

@@ -222,9 +222,8 @@ def _averaged(copies: Iterable[tuple[int, int]], size: int) -> list[Sent]:
 def _routed(model: TransformerConfig) -> list[tuple[int, int]]:
     """For each layer with experts, their number and how many a token visits."""
     layers = (*model.layers, *model.encoder_layers)
-    parts = [
-        max((p.experts, p.visited) for p in x.feed_forward.parameter_groups(1)) for x in layers
-    ]
+    networks = [x.feed_forward for x in layers if x.feed_forward is not None]
+    parts = [max((p.experts, p.visited) for p in x.parameter_groups(1)) for x in networks]
     return [(experts, visited) for experts, visited in parts if experts > 1]
 
 

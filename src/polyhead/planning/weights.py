@@ -115,7 +115,8 @@ def check_ranks(config: TransformerConfig, ranks: int) -> None:
                     f"tensor_parallel must divide num_kv_heads={G} or be a multiple of it: got "
                     f"{ranks}"
                 )
-        for name, width in layer.feed_forward.widths().items():
+        widths = {} if layer.feed_forward is None else layer.feed_forward.widths()
+        for name, width in widths.items():
             if width % ranks:
                 raise ConfigError(
                     f"tensor_parallel must divide the feed-forward {name}={width}: got {ranks}"

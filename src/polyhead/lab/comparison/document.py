@@ -37,6 +37,7 @@ def document(
     rows = []
     for name, config in configs.items():
         found = results.get(name, {})
+        network = config.layers[0].feed_forward
         row: dict[str, Any] = {
             "variant": name,
             "described": " and ".join(
@@ -44,7 +45,7 @@ def document(
             ),
             "parameters": parameters(config),
             "parameters_more": parameters(config) - reference,
-            "hidden_dim": config.layers[0].feed_forward.widths()["hidden_dim"],
+            "hidden_dim": 0 if network is None else network.widths()["hidden_dim"],
             "runs": len(found),
             "speed": None if speeds is None else speeds.get(name),
         }
