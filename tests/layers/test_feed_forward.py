@@ -6,8 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from polyhead.config import FeedForwardConfig
-from polyhead.layers import FeedForward
+from polyhead.layers import FeedForward, FeedForwardConfig
 
 ACTIVATIONS = {
     "relu": torch.relu,
@@ -63,3 +62,15 @@ def test_bad_arguments_are_refused_by_name():
         FeedForward(4, 8, "swish")
     with pytest.raises(ValueError, match="dropout must be"):
         FeedForward(4, 8, dropout=1.0)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("gated", [True, False])
+def test_what_enters_the_activation_and_the_output_are_scaled(gated, grad):
+    config = FeedForwardConfig(24, gated=gated, bias=True, gate_scale=0.7, out_scale=3.0)
+    network = FeedForward.from_config(8, config).eval()
+    for x in (torch.randn(2, 5, 8), torch.randn(1, 1, 8)):
+        source = network.gate_proj if gated else network.up_proj
+        hidden = F.silu(0.7 * source(x)) * (network.up_proj(x) if gated else 1.0)
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(network(x), 3.0 * network.down_proj(hidden))

@@ -31,6 +31,9 @@ class FeedForwardConfig(Network, kind="plain"):
 
     ``down_bias``: whether the last projection has a bias, where the others differ (GTE); None: as
     they have.
+
+    ``gate_scale`` is a factor of what enters the activation, ``out_scale`` of the output
+    (Falcon-H1).
     """
 
     hidden_dim: int
@@ -41,6 +44,8 @@ class FeedForwardConfig(Network, kind="plain"):
     clamp: float | None = None
     up_offset: float = 0.0
     down_bias: bool | None = None
+    gate_scale: float = 1.0
+    out_scale: float = 1.0
 
     def __post_init__(self) -> None:
         check_whole("hidden_dim", self.hidden_dim)

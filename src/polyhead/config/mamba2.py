@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from polyhead._utils.checks import check_number
-from polyhead.config.data import check_whole
+from polyhead.config.data import check_choice, check_whole
 from polyhead.config.layout import CallCost, HeadLayout, shared
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.parameter_groups import ParameterGroup
@@ -24,8 +25,12 @@ class Mamba2Config(HeadLayout, kind="mamba2"):
         head_dim: V, features of a value.
         conv_kernel: Tokens that the convolution sees, the current one included; at least 2.
         conv_bias: A bias on the convolution.
-        bias: Biases on the projections.
-        norm_eps: Of the RMSNorm over the gated values.
+        bias: A bias on the projection into the layer, and on that out of it
+        out_bias: unless this says otherwise.
+        norm_place: Where the RMSNorm stands: ``"after"`` the gate or ``"before"`` it; None: there
+            is none (Falcon-H1).
+        norm_eps: Of that norm.
+        in_scales: Factors of gates, values, B, C and steps as projected; empty: none.
         dt_min, dt_max: Limits of the steps; dt_max None: no upper one.
 
     Raises:
@@ -38,7 +43,10 @@ class Mamba2Config(HeadLayout, kind="mamba2"):
     conv_kernel: int = 4
     conv_bias: bool = True
     bias: bool = False
+    out_bias: bool | None = None
+    norm_place: Literal["after", "before"] | None = "after"
     norm_eps: float = 1e-5
+    in_scales: tuple[float, ...] = ()
     dt_min: float = 0.0
     dt_max: float | None = None
 
@@ -46,6 +54,12 @@ class Mamba2Config(HeadLayout, kind="mamba2"):
         for name in ("num_heads", "num_groups", "state_dim", "head_dim"):
             check_whole(name, getattr(self, name))
         check_whole("conv_kernel", self.conv_kernel, least=2)
+        check_choice("norm_place", self.norm_place, ("after", "before", None))
+        if len(self.in_scales) not in (0, 5):
+            raise ConfigError(
+                "in_scales must be 5 factors, of gates, values, B, C and steps, or none: got "
+                f"{list(self.in_scales)}"
+            )
         check_number("dt_min", self.dt_min, least=0.0, error=ConfigError)
         if self.num_heads % self.num_groups:
             raise ConfigError(
@@ -67,6 +81,11 @@ class Mamba2Config(HeadLayout, kind="mamba2"):
     @property
     def described(self) -> str:
         return f"{self.layout} {self.num_heads} states of {self.state_dim} × {self.head_dim}"
+
+    @property
+    def has_out_bias(self) -> bool:
+        """Whether the projection out of the layer has a bias."""
+        return self.bias if self.out_bias is None else self.out_bias
 
     @property
     def channels(self) -> int:
@@ -98,9 +117,10 @@ class Mamba2Config(HeadLayout, kind="mamba2"):
         yield ParameterGroup("attention", 1, (self.in_features + width) * E)
         yield ParameterGroup("attention", 1, self.channels * self.conv_kernel, as_numbers=True)
         added = self.channels * self.conv_bias + 3 * self.num_heads
-        added += (self.in_features + E) * self.bias
+        added += self.in_features * self.bias + E * self.has_out_bias
         yield ParameterGroup("attention", 1, added, multiplied=False)
-        yield ParameterGroup("norms", 1, width, multiplied=False)
+        if self.norm_place is not None:
+            yield ParameterGroup("norms", 1, width, multiplied=False)
 
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         # A token writes the state and reads it.

@@ -132,6 +132,7 @@ class FeedForward(Fixed):
         self.activation, self.gated, self.dropout = config.activation, config.gated, config.dropout
         self.hidden_dim, bias = config.hidden_dim, config.bias
         self._is_clamped = config.clamp is not None or config.up_offset != 0.0
+        self._is_scaled = config.gate_scale != 1.0 or config.out_scale != 1.0
         gate = nn.Linear(embed_dim, self.hidden_dim, bias=bias) if self.gated else None
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, self.hidden_dim, bias=bias)
@@ -151,15 +152,16 @@ class FeedForward(Fixed):
         if self.training and self.dropout:
             hidden = fused.dropped(hidden, self.dropout)
         out: Tensor = self.down_proj(hidden)
-        return out
+        return out if self.config.out_scale == 1.0 else out * self.config.out_scale
 
     def form(self, x: Tensor) -> Form | None:
         """What native code takes beside the projections, for the dtype of ``x``.
 
-        None if it does not know the activation, or if something watches or replaced it.
+        None if it does not know the activation or a factor, or if something watches or replaced
+        it.
         """
         number, config = ACTIVATIONS.get(self.activation), self.config
-        if number is None:
+        if number is None or self._is_scaled:
             return None
         clamp = math.inf if config.clamp is None else config.clamp
         if self.activation != "xielu":
@@ -186,11 +188,13 @@ class FeedForward(Fixed):
             return hidden.mul_(self._clamped(self.up_proj(x)))
         gates, values = fused.linears(x, gate, self.up_proj)
         joined = None
-        if not self._is_clamped:
+        if not self._is_clamped and not self._is_scaled:
             joined = fused.gated(gates, values, self.activation, self._activated)
         return self._activated(gates) * self._clamped(values) if joined is None else joined
 
     def _activated(self, x: Tensor) -> Tensor:
+        if self.config.gate_scale != 1.0:
+            x = x * self.config.gate_scale
         if self.config.clamp is not None:
             x = x.clamp(max=self.config.clamp)
         if self.activation == "xielu":

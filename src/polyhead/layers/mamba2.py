@@ -44,7 +44,7 @@ class Mamba2(RecurrentLayer):
         in_proj: ``[H V + C + H, E]``, for gates, channels and steps in this order.
         conv_weight, conv_bias: ``[C, conv_kernel]`` and ``[C]`` or None, for x, B and C.
         A_log, D, dt_bias: ``[H]``.
-        norm: RMSNorm over the H V values, or over those of each group.
+        norm: RMSNorm over the H V values, or over those of each group; or None.
         o_proj: ``[E, H V]``.
 
     Raises:
@@ -74,8 +74,9 @@ class Mamba2(RecurrentLayer):
         self.conv_bias = nn.Parameter(torch.empty(c.channels)) if c.conv_bias else None
         self.A_log, self.D = nn.Parameter(torch.empty(H)), nn.Parameter(torch.empty(H))
         self.dt_bias = nn.Parameter(torch.empty(H))
-        self.norm = build_norm(width, NormConfig(eps=c.norm_eps))
-        self.o_proj = nn.Linear(width, E, bias=c.bias)
+        normed = c.norm_place is not None
+        self.norm = build_norm(width, NormConfig(eps=c.norm_eps)) if normed else None
+        self.o_proj = nn.Linear(width, E, bias=c.has_out_bias)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -93,9 +94,12 @@ class Mamba2(RecurrentLayer):
     def _run(self, x: Tensor, real: Tensor | None, kernel: str, step: Step | None) -> Tensor:
         c = self.config
         width, keys = c.num_heads * c.head_dim, c.num_groups * c.state_dim
-        gate, inputs, dt = torch.split(
-            linear(x, self.in_proj), [width, c.channels, c.num_heads], dim=-1
-        )
+        projected = linear(x, self.in_proj)
+        if c.in_scales:
+            parts = zip([width, width, keys, keys, c.num_heads], c.in_scales, strict=True)
+            scales = [projected.new_full((size,), scale) for size, scale in parts]
+            projected = projected * torch.cat(scales)
+        gate, inputs, dt = torch.split(projected, [width, c.channels, c.num_heads], dim=-1)
         inputs = self._with_tail("conv", inputs, c.conv_kernel - 1, step)
         mixed = F.silu(convolve(inputs, self.conv_weight, self.conv_bias))
         values, k, q = torch.split(mixed, [width, keys, keys], dim=-1)
@@ -108,15 +112,20 @@ class Mamba2(RecurrentLayer):
             q, k, values, real, kernel, step, decay=decay, beta=steps, scale=1.0
         )
         heads = heads.to(precise) + self.D.to(precise)[:, None, None] * values
-        gated = heads.transpose(1, 2).flatten(2) * F.silu(gate.to(precise))
-        normed = self._normed(gated).to(x.dtype)
-        edited = self._edited(as_heads(normed, c.num_heads))
+        joined = heads.transpose(1, 2).flatten(2)
+        if c.norm_place == "before":
+            joined = self._normed(joined)
+        joined = joined * F.silu(gate.to(precise))
+        if c.norm_place == "after":
+            joined = self._normed(joined)
+        edited = self._edited(as_heads(joined.to(x.dtype), c.num_heads))
         return linear(edited.transpose(1, 2).flatten(2), self.o_proj)
 
     def _normed(self, x: Tensor) -> Tensor:
         """``[B, T, H V]`` normalized over the values of each group."""
         groups = x.view(*x.shape[:2], self.config.num_groups, -1)
-        normed, weight = normalize(groups, self.config.norm_eps).flatten(-2), self.norm.weight
+        normed = normalize(groups, self.config.norm_eps).flatten(-2)
+        weight = None if self.norm is None else self.norm.weight
         return normed if weight is None else normed * weight.to(x.dtype)
 
 
