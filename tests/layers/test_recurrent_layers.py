@@ -15,6 +15,7 @@ from polyhead.config import (
     FeedForwardConfig,
     HeadLayout,
     LayerConfig,
+    NormConfig,
     RopeConfig,
     TransformerConfig,
 )
@@ -25,10 +26,17 @@ from polyhead.layers import (
     GatedDeltaNetConfig,
     KimiDeltaAttention,
     KimiDeltaAttentionConfig,
+    LightningAttention,
+    LightningAttentionConfig,
+    Mamba,
     Mamba2,
     Mamba2Config,
+    MambaConfig,
+    MultiHeadAttention,
     ShortConvolution,
     ShortConvolutionConfig,
+    SideBySide,
+    SideBySideConfig,
 )
 from polyhead.layers.recurrent import RecurrentLayer
 from polyhead.layers.registry import build_attention
@@ -42,8 +50,19 @@ KINDS: dict[str, HeadLayout] = {
     "gated DeltaNet": CONFIG,
     "Kimi delta attention": KimiDeltaAttentionConfig(3, 3, 8, 8, gate_rank=5),
     "Mamba-2": Mamba2Config(4, 2, 8, 6),
+    "Mamba-2, scaled": Mamba2Config(
+        4, 2, 8, 6, norm_place="before", out_bias=True, in_scales=(0.5, 2.0, 0.7, 3.0, 0.9)
+    ),
+    "Mamba-2 without norm": Mamba2Config(4, 1, 8, 6, norm_place=None, bias=True, out_bias=False),
+    "Mamba": MambaConfig(10, 4, 3),
+    "Mamba with norms": MambaConfig(10, 4, 3, bias=True, norm=NormConfig()),
+    "Lightning attention": LightningAttentionConfig(4, 6, slope_scale=0.8),
     "short convolution": ShortConvolutionConfig(width=20, conv_kernel=4, bias=True),
 }
+BESIDE = SideBySideConfig(
+    4, 2, 8, rope=RopeConfig(), beside=Mamba2Config(4, 2, 8, 6, norm_place=None),
+    attention_scales=(0.9, 1.5), beside_scales=(1.25, 0.7),
+)  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -175,6 +194,11 @@ def hybrid() -> TransformerConfig:
     network = FeedForwardConfig(40, "silu", gated=True, bias=False)
     kinds = *KINDS.values(), full
     layers = [LayerConfig(attention, network) for attention in kinds]
+    layers += [
+        LayerConfig(BESIDE, network),
+        LayerConfig(KINDS["Mamba-2"], None),
+        LayerConfig(full, None, norm_placement="after"),
+    ]
     return TransformerConfig("decoder", 50, E, 256, tuple(layers))
 
 
@@ -239,6 +263,13 @@ def test_what_a_state_cannot_do_is_refused_by_name():
         Mamba2(E, 4, 8, 8, num_groups=3)
     with pytest.raises(ConfigError, match=r"dt_max must be at least dt_min=0.5"):
         Mamba2Config(4, 2, 8, 6, dt_min=0.5, dt_max=0.25)
+    with pytest.raises(ConfigError, match="in_scales must be 5 factors"):
+        Mamba2Config(4, 2, 8, 6, in_scales=(1.0,))
+    with pytest.raises(ConfigError, match="Lightning attention has no rotary positions"):
+        LightningAttentionConfig(4, 6, rope=RopeConfig())
+    with pytest.raises(ConfigError, match="Mamba has no rotary positions"):
+        MambaConfig(10, 4, 3, rope=RopeConfig())
+    assert Mamba(E, 10).config == MambaConfig(10, 16, 2)
     assert KimiDeltaAttention(E, 2, 8).config.rank == 8
     assert isinstance(ModelCache.for_config(hybrid()).layers[0], LayerCache)
     assert issubclass(GatedDeltaNetConfig, HeadLayout)
@@ -281,12 +312,68 @@ def test_a_short_convolution_is_that_of_torch():
 @each_kind
 def test_new_convolutions_and_decays_are_drawn_as_documented(kind):
     mine = layer(kind)
+    if not hasattr(mine, "conv_weight"):
+        return
     bound = mine.config.conv_kernel**-0.5
     assert 0.95 * bound < mine.conv_weight.abs().max() <= bound
-    if kind == "Mamba-2":
-        torch.testing.assert_close(mine.A_log.exp(), torch.arange(1.0, 5.0))
+    if kind.startswith("Mamba"):
         assert (mine.D == 1).all()
+    if kind.startswith("Mamba-2"):
+        torch.testing.assert_close(mine.A_log.exp(), torch.arange(1.0, 5.0))
+    elif kind.startswith("Mamba"):
+        torch.testing.assert_close(mine.A_log.exp(), torch.arange(1.0, 5.0).expand(10, 4))
     elif hasattr(mine, "A_log"):
         assert (mine.A_log.exp() <= 16).all()
     if hasattr(mine, "dt_bias"):
         assert (mine.dt_bias == 1).all()
+
+
+@torch.no_grad()
+def test_lightning_attention_is_that_of_minimax():
+    from transformers import MiniMaxConfig
+    from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention
+
+    H, D = 4, 6
+    torch.manual_seed(0)
+    config = MiniMaxConfig(
+        hidden_size=E, num_attention_heads=H, head_dim=D, num_hidden_layers=3, block_size=16,
+        layer_types=["linear_attention"] * 3,
+    )  # fmt: skip
+    other = MiniMaxLightningAttention(config, 1).eval()
+    mine = LightningAttention(E, H, D, slope_scale=1 - 1 / (2 + 1e-5) + 1e-5).eval()
+    rows = other.qkv_proj.weight.view(H, 3, D, E)
+    for i, name in enumerate("qkv"):
+        mine.get_submodule(f"{name}_proj").weight.copy_(rows[:, i].flatten(0, 1))
+    mine.gate_proj.weight.copy_(other.output_gate.weight)
+    mine.o_proj.weight.copy_(other.out_proj.weight)
+    x = tokens(2, 50)
+    wanted = other(x, None, None)[0]
+    torch.testing.assert_close(mine(x, mask=ph.Causal()), wanted, atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_heads_beside_a_mixer_are_both_scaled_and_added():
+    torch.manual_seed(0)
+    mine = build_attention(E, BESIDE).double().eval()
+    assert isinstance(mine, SideBySide)
+    x, causal = tokens(2, 30, torch.float64), ph.Causal()
+    plain = MultiHeadAttention(E, 4, 2, head_dim=8, rope=RopeConfig(), bias=False).double()
+    own = {name: each for name, each in mine.state_dict().items() if "beside" not in name}
+    plain.load_state_dict(own)
+    want = 1.5 * plain(0.9 * x, mask=causal) + 0.7 * mine.beside(1.25 * x, mask=causal)
+    torch.testing.assert_close(mine(x, mask=causal), want)
+    cache = LayerCache(BESIDE.memories, spare=1)
+    parts = [mine(part, mask=causal, cache=cache) for part in x.split([20, 1, 3, 6], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), want, atol=1e-6, rtol=1e-6)
+    cache.rollback(1)
+    again = mine(x[:, -1:], mask=causal, cache=cache)
+    torch.testing.assert_close(again, want[:, -1:], atol=1e-6, rtol=1e-6)
+    alone = mine(x[:1, :7], mask=causal)
+    short = mine(x, mask=causal & ph.KeyLengths(torch.tensor([7, 30])))
+    torch.testing.assert_close(short[:1, :7], alone)
+    with pytest.raises(TypeError, match=r"must be a LayerCache.*got DenseCache"):
+        mine(x, mask=causal, cache=ph.DenseCache())
+    with pytest.raises(UnsupportedError, match="takes no context"):
+        mine(x, x, mask=causal)
+    with pytest.raises(ConfigError, match="beside_scales must be 2 factors"):
+        dataclasses.replace(BESIDE, beside_scales=(1.0,))

@@ -30,11 +30,14 @@ from polyhead.layers import (
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
     LayerConfig,
+    LightningAttentionConfig,
     Mamba2Config,
+    MambaConfig,
     MixtureConfig,
     QKNormConfig,
     RopeConfig,
     ShortConvolutionConfig,
+    SideBySideConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
 )
@@ -118,6 +121,32 @@ LAYERS = {
         LayerConfig(KimiDeltaAttentionConfig(8, 8, 32, 32), NARROW), share=0.6, tiles=CHUNKS
     ),
     "Mamba-2": Case(LayerConfig(Mamba2Config(16, 2, 32, 32), NARROW), share=0.6, tiles=CHUNKS),
+    "Mamba-2 alone": Case(
+        LayerConfig(Mamba2Config(16, 2, 32, 32, in_scales=(0.5,) * 5), None),
+        share=0.6,
+        tiles=CHUNKS,
+    ),
+    "Mamba alone": Case(LayerConfig(MambaConfig(512, 16, 16), None), share=0.9, tiles=CHUNKS),
+    "Lightning": Case(
+        LayerConfig(LightningAttentionConfig(16, 32), NARROW), share=0.6, tiles=CHUNKS
+    ),
+    "side by side": Case(
+        LayerConfig(
+            SideBySideConfig(
+                8,
+                2,
+                32,
+                rope=RopeConfig(),
+                beside=Mamba2Config(16, 2, 32, 32),
+                attention_scales=(0.5, 2.0),
+                beside_scales=(0.5, 2.0),
+            ),
+            NARROW,
+        ),
+        share=0.6,
+        tiles=CHUNKS,
+    ),
+    "heads alone": Case(LayerConfig(heads(16, 16, 64), None), "torch"),
     "convolution": Case(
         LayerConfig(ShortConvolutionConfig(width=512, conv_kernel=4), NARROW), share=0.6
     ),

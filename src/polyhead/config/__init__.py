@@ -29,6 +29,8 @@ from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Network
+from polyhead.config.lightning_attention import LightningAttentionConfig
+from polyhead.config.mamba import MambaConfig
 from polyhead.config.mamba2 import Mamba2Config
 from polyhead.config.memories import Memory, OfLayer, PerToken, Pooled, State, Tail
 from polyhead.config.mixture import MixtureConfig
@@ -37,6 +39,7 @@ from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.short_convolution import ShortConvolutionConfig
+from polyhead.config.side_by_side import SideBySideConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
@@ -64,7 +67,9 @@ __all__ = [
     "KimiDeltaAttentionConfig",
     "LatentAttentionConfig",
     "LayerConfig",
+    "LightningAttentionConfig",
     "Mamba2Config",
+    "MambaConfig",
     "Memory",
     "MixtureConfig",
     "Network",
@@ -82,6 +87,7 @@ __all__ = [
     "RopeConfig",
     "RopeType",
     "ShortConvolutionConfig",
+    "SideBySideConfig",
     "SinusoidConfig",
     "SparseLatentAttentionConfig",
     "State",

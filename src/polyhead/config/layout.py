@@ -75,9 +75,12 @@ class HeadLayout(OneOfSeveral, ABC):
         "differential": "polyhead.config.differential_attention",
         "gated_delta": "polyhead.config.gated_delta_net",
         "kimi_delta": "polyhead.config.gated_delta_net",
+        "lightning": "polyhead.config.lightning_attention",
+        "mamba": "polyhead.config.mamba",
         "mamba2": "polyhead.config.mamba2",
         "short_convolution": "polyhead.config.short_convolution",
         "cross_layer": "polyhead.config.cross_layer",
+        "side_by_side": "polyhead.config.side_by_side",
     }
 
     num_heads: int

@@ -16,12 +16,15 @@ from polyhead.config import (
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
     LayerConfig,
+    LightningAttentionConfig,
     Mamba2Config,
+    MambaConfig,
     MixtureConfig,
     NormConfig,
     QKNormConfig,
     RopeConfig,
     ShortConvolutionConfig,
+    SideBySideConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
@@ -35,11 +38,14 @@ from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
+from polyhead.layers.lightning_attention import LightningAttention
+from polyhead.layers.mamba import Mamba
 from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.layers.short_convolution import ShortConvolution
+from polyhead.layers.side_by_side import SideBySide
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.transformer_layer import TransformerLayer
@@ -67,9 +73,13 @@ __all__ = [
     "LayerConfig",
     "LayerNorm",
     "LearnedPositions",
+    "LightningAttention",
+    "LightningAttentionConfig",
     "LightningIndexer",
+    "Mamba",
     "Mamba2",
     "Mamba2Config",
+    "MambaConfig",
     "MixtureConfig",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
@@ -80,6 +90,8 @@ __all__ = [
     "RopeConfig",
     "ShortConvolution",
     "ShortConvolutionConfig",
+    "SideBySide",
+    "SideBySideConfig",
     "SinusoidalPositions",
     "SparseLatentAttention",
     "SparseLatentAttentionConfig",

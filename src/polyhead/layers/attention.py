@@ -296,6 +296,19 @@ class MultiHeadAttention(Hooked):
                 handed.hand_on("keys", source)
         else:
             q, source = self._cross_attention(x, context, positions, context_positions, cache)
+        return self._answered(x, q, source, mask, bias, positions, kernel)
+
+    def _answered(
+        self,
+        x: Tensor,
+        q: Tensor,
+        source: KeyValueSource,
+        mask: Mask | None,
+        bias: Bias | Tensor | None,
+        positions: Tensor | None,
+        kernel: str,
+    ) -> Tensor:
+        """``[B, T, E]`` what queries make of a source; the rest is as in ``forward``."""
         if self._window is not None:
             mask = self._with_window(mask)
         if self._alibi is not None:

@@ -1,0 +1,69 @@
+"""Attention and a Mamba-2 mixer side by side, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from polyhead.config.attention import AttentionConfig
+from polyhead.config.layout import CallCost
+from polyhead.config.mamba2 import Mamba2Config
+from polyhead.config.memories import Memory
+from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SideBySideConfig(AttentionConfig, kind="side_by_side"):
+    """``AttentionConfig`` with a Mamba-2 mixer that reads the same x; their outputs are added.
+
+    Attributes:
+        beside: The mixer.
+        attention_scales: Factors of what the attention reads and of what it gives (Falcon-H1).
+        beside_scales: The same of the mixer.
+
+    Raises:
+        ConfigError: As ``AttentionConfig``.
+    """
+
+    beside: Mamba2Config = field(kw_only=True)
+    attention_scales: tuple[float, float] = field(default=(1.0, 1.0), kw_only=True)
+    beside_scales: tuple[float, float] = field(default=(1.0, 1.0), kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("attention_scales", "beside_scales"):
+            if len(scales := getattr(self, name)) != 2:
+                raise ConfigError(f"{name} must be 2 factors, in and out: got {list(scales)}")
+
+    @property
+    def layout(self) -> str:
+        return f"{super().layout} beside {self.beside.layout}"
+
+    @property
+    def described(self) -> str:
+        return f"{super().described} beside {self.beside.described}"
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        return (*super().memories, *self.beside.memories)
+
+    def parameter_groups(
+        self, embed_dim: int, context_dim: int | None = None
+    ) -> Iterator[ParameterGroup]:
+        yield from super().parameter_groups(embed_dim, context_dim)
+        yield from self.beside.parameter_groups(embed_dim)
+
+    def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
+        attention = super().call_cost(batch_size, queries, cached)
+        state = self.beside.call_cost(batch_size, queries, cached)
+        return CallCost(attention.per_pair, per_token=state.per_token)
+
+    def peak_activation_elements(
+        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
+    ) -> int:
+        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
+        attention = super().peak_activation_elements(embed_dim, half=half, **given)
+        beside = self.beside.peak_activation_elements(embed_dim, half=half, **given)
+        # What is read may be scaled; the mixer's output waits for the attention's.
+        return embed_dim + max(beside, embed_dim + attention)
