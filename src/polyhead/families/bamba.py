@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from polyhead.config import TransformerConfig
@@ -48,35 +48,34 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 
 
 _LAYER = "layers.{i}."
-TENSORS = Tensors(
-    (
-        Rule("embed_tokens", "embedding.tokens"),
-        Rule("final_layernorm", "final_norm"),
-        *under(
-            _LAYER,
-            _LAYER,
-            {"input_layernorm": "attention_norm", "pre_ff_layernorm": "feed_forward_norm"},
-        ),
-        *under(
-            _LAYER + "feed_forward.",
-            _LAYER + "feed_forward.",
-            {name: name for name in ("gate_proj", "up_proj", "down_proj")},
-        ),
-        *mamba2_rules(_LAYER + "mamba.", _LAYER + "attention."),
-        *ATTENTION,
+AROUND_MIXERS = (
+    Rule("embed_tokens", "embedding.tokens"),
+    Rule("final_layernorm", "final_norm"),
+    *under(
+        _LAYER,
+        _LAYER,
+        {"input_layernorm": "attention_norm", "pre_ff_layernorm": "feed_forward_norm"},
     ),
+    *under(
+        _LAYER + "feed_forward.",
+        _LAYER + "feed_forward.",
+        {name: name for name in ("gate_proj", "up_proj", "down_proj")},
+    ),
+)
+TENSORS = Tensors(
+    (*AROUND_MIXERS, *mamba2_rules(_LAYER + "mamba.", _LAYER + "attention."), *ATTENTION),
     dropped=FREQUENCIES,
 )
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
     """An output projection's name depends on what the layer is."""
-    return TENSORS.extended(
-        *(
-            Rule(f"layers.{i}.self_attn.o_proj", f"layers.{i}.attention.o_proj")
-            for i in values.get("attn_layer_indices") or ()
-        )
-    )
+    return TENSORS.extended(*of_attention(values.get("attn_layer_indices") or ()))
+
+
+def of_attention(layers: Iterable[int]) -> list[Rule]:
+    """The names of output projections in these layers, which mixers have otherwise."""
+    return [Rule(f"layers.{i}.self_attn.o_proj", f"layers.{i}.attention.o_proj") for i in layers]
 
 
 FAMILIES = (

@@ -149,6 +149,15 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 _LAYER = "layers.{i}."
 _NETWORK = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _EXPERTS = _LAYER + "feed_forward.experts."
+STACKED_EXPERTS = (
+    Rule(
+        _EXPERTS + "gate_up_proj",
+        (_EXPERTS + "{j}.gate_proj.weight", _EXPERTS + "{j}.up_proj.weight"),
+        PerExpert(),
+        Rows(),
+    ),
+    Rule(_EXPERTS + "down_proj", _EXPERTS + "{j}.down_proj.weight", PerExpert()),
+)
 TENSORS = Tensors(
     (
         Rule("embed_tokens", "embedding.tokens"),
@@ -166,13 +175,7 @@ TENSORS = Tensors(
         Rule(_LAYER + "conv.conv.bias", _LAYER + "attention.conv_bias"),
         *under(_LAYER + "feed_forward.", _LAYER + "feed_forward.", _NETWORK),
         *under(_EXPERTS + "{j}.", _EXPERTS + "{j}.", _NETWORK),
-        Rule(
-            _EXPERTS + "gate_up_proj",
-            (_EXPERTS + "{j}.gate_proj.weight", _EXPERTS + "{j}.up_proj.weight"),
-            PerExpert(),
-            Rows(),
-        ),
-        Rule(_EXPERTS + "down_proj", _EXPERTS + "{j}.down_proj.weight", PerExpert()),
+        *STACKED_EXPERTS,
         Rule(_LAYER + "feed_forward.gate", _LAYER + "feed_forward.router"),
         Rule(_LAYER + "feed_forward.expert_bias", _LAYER + "feed_forward.choice_bias"),
         *(rule for rule in ATTENTION if rule.theirs[-6:] in ("q_proj", "k_proj", "v_proj")),

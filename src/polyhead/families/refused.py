@@ -16,7 +16,6 @@ _SPEECH = "it is several models in one: of text, of speech, and of sound made fr
 _PICTURES = "it is an encoder that reads the patches of pictures among the tokens of a text"
 
 REFUSED: Mapping[str, str] = {
-    "minimax": _LINEAR,
     "recurrent_gemma": "some of its layers are linear recurrences, not attention",
     "jamba": "most of its layers are state-space models, not attention",
     "mamba": _STATE_SPACE,
@@ -24,6 +23,11 @@ REFUSED: Mapping[str, str] = {
     "falcon_mamba": _STATE_SPACE,
     "rwkv": _RECURRENT,
     "xlstm": _RECURRENT,
+    "lfm3": "some of its heads rotate a part of all pairs (proportional), and have one gate each",
+    "bailing_hybrid": "its latent heads have one gate each, and its delta rule bounds decays",
+    "zamba": "its attention reads the embedding beside the stream, with weights shared by layers",
+    "zamba2": "its attention reads the embedding beside the stream, with weights shared by layers",
+    "rwkv": "its layers are linear recurrences, not attention",
     "deberta": "its scores depend on the content of relative positions (disentangled attention)",
     "deberta-v2": "its scores depend on the content of relative positions (disentangled attention)",
     "xmod": "every layer ends in one of several adapters, chosen by the language of the text",

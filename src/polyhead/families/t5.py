@@ -28,12 +28,14 @@ from polyhead.config.layout import Network
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.reading import ACTIVATIONS, read_decoder, read_rms_norm
+from polyhead.families.common.reading import (
+    ACTIVATIONS,
+    UNLIMITED,
+    read_decoder,
+    read_rms_norm,
+)
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.common.writing import write_activation
-
-UNLIMITED = 1 << 20
-"""Positions of a model that knows distances alone, all far ones alike."""
 
 # "gated-gelu" has always been the approximation by tanh.
 _FORMS: Mapping[str, tuple[Activation, bool]] = {

@@ -18,7 +18,135 @@ _OPTIONS = (
     {"time_step_limit": [0.5, 1.5]},
 )
 
+_NO_ATTENTION = dict.fromkeys(
+    ("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
+)
+_BLOCKS = ["linear_attention", "mlp", "linear_attention", "full_attention", "moe"]
+
+_FIRST: dict[str, Any] = {**_NO_ATTENTION, "state_size": 8, "time_step_rank": 5}
+_FIRST_AXES = (
+    TIED,
+    ({}, {"use_bias": True}, {"use_conv_bias": False}, {"layer_norm_epsilon": 0.01}),
+    ({}, {"time_step_rank": "auto"}, {"conv_kernel": 2}, {"expand": 3}, {"state_size": 16}),
+    ({}, {"residual_in_fp32": False}),
+)
+
 CASES = (
+    Case(
+        "jamba",
+        {
+            "num_hidden_layers": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 5,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "max_position_embeddings": 128,
+        },
+        axes=(
+            TIED,
+            ({}, {"mamba_proj_bias": True}, {"mamba_conv_bias": False}, {"rms_norm_eps": 0.01}),
+            ({}, {"mamba_dt_rank": "auto"}, {"mamba_d_conv": 2}, {"mamba_expand": 3}),
+            (
+                {},
+                {"num_experts": 1},
+                {"expert_layer_period": 1, "expert_layer_offset": 0},
+                {"expert_layer_period": 9, "expert_layer_offset": 8},
+            ),
+            ({}, {"attn_layer_period": 2}, {"attn_layer_offset": 0}),
+        ),
+        tokens=80,
+    ),
+    Case("mamba", _FIRST, axes=_FIRST_AXES, tokens=80),
+    Case("falcon_mamba", _FIRST, axes=(*_FIRST_AXES, ({}, {"mixer_rms_eps": 0.01})), tokens=80),
+    Case(
+        "mamba2",
+        {
+            **_NO_ATTENTION,
+            "num_heads": 8,
+            "head_dim": 8,
+            "n_groups": 2,
+            "state_size": 16,
+            "chunk_size": 32,
+        },
+        axes=(
+            TIED,
+            ({}, {"use_bias": True}, {"use_conv_bias": False}, {"layer_norm_epsilon": 0.01}),
+            ({}, {"n_groups": 1, "conv_kernel": 2}, {"expand": 3, "num_heads": 12}),
+            ({}, {"time_step_limit": [0.5, 1.5]}),
+            ({}, {"residual_in_fp32": False}),
+        ),
+        tokens=80,
+    ),
+    Case(
+        "nemotron_h",
+        {
+            "num_hidden_layers": None,
+            "layers_block_type": _BLOCKS,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 2,
+            "ssm_state_size": 16,
+            "chunk_size": 32,
+            "head_dim": 8,
+            "max_position_embeddings": 128,
+            "moe_intermediate_size": 20,
+            "moe_shared_expert_intermediate_size": 24,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "time_step_min": 0.4,
+        },
+        axes=(
+            ({}, {"use_bias": True}, {"use_conv_bias": False}, {"mlp_bias": True}),
+            ({}, {"n_groups": 1, "conv_kernel": 2}, {"time_step_min": 0.001}),
+            (
+                {},
+                {"layers_block_type": ["full_attention", "linear_attention", "linear_attention"]},
+                {"layers_block_type": None},
+                {"layers_block_type": None, "hybrid_override_pattern": "MM-M*EM"},
+            ),
+            ({}, {"n_group": 4, "topk_group": 2}, {"norm_topk_prob": False}),
+            ({}, {"routed_scaling_factor": 1.7, "mlp_hidden_act": "silu"}),
+        ),
+        tokens=80,
+    ),
+    Case(
+        "falcon_h1",
+        {**_MAMBA, "num_hidden_layers": 2, "mamba_d_ssm": 64},
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"mlp_bias": True}, {"head_dim": 16}),
+            (
+                *_OPTIONS,
+                {"projectors_bias": True},
+                {"mamba_d_ssm": 96, "mamba_d_head": 12},
+                {"mamba_d_ssm": None},
+            ),
+            (
+                {},
+                {"mamba_rms_norm": True},
+                {"mamba_rms_norm": True, "mamba_norm_before_gate": False},
+            ),
+            (
+                {},
+                {
+                    "ssm_multipliers": [0.35, 0.25, 0.7, 1.5, 0.9],
+                    "mlp_multipliers": [0.88, 1.3],
+                    "ssm_in_multiplier": 1.25,
+                    "ssm_out_multiplier": 0.7,
+                },
+                {
+                    "attention_in_multiplier": 0.9,
+                    "attention_out_multiplier": 1.9375,
+                    "key_multiplier": 0.390625,
+                },
+                {"key_multiplier": 1.7, "embedding_multiplier": 5.6, "lm_head_multiplier": 0.6},
+            ),
+            ({}, rope("linear", factor=4.0)),
+        ),
+        tokens=80,
+    ),
     Case(
         "bamba",
         {**_MAMBA, "attn_layer_indices": [1]},

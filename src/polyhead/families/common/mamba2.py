@@ -27,22 +27,29 @@ _INFINITY = {"__float__": "Infinity"}
 HARMLESS = frozenset(("mamba_chunk_size",))
 
 
-def read_mamba2(keys: Keys, embed_dim: int, eps: float) -> Mamba2Config:
+def read_mamba2(
+    keys: Keys, embed_dim: int, eps: float, width: int | None = None, **options: Any
+) -> Mamba2Config:
     """The layer that the keys mean.
 
     Args:
         keys: Keys of config.json.
         embed_dim: ``hidden_size``.
         eps: Of its norm.
+        width: Values of all heads, where ``mamba_expand`` does not say it.
+        **options: What a family has beside them.
     """
     keys.expect("hidden_act", "silu", "swish")  # it follows the convolution too
-    heads, width = keys.size("mamba_n_heads"), keys.size("mamba_expand") * embed_dim
+    heads, expanded = keys.size("mamba_n_heads"), keys.size("mamba_expand") * embed_dim
+    width = expanded if width is None else width
     size = keys.take("mamba_d_head")
     if size in ("auto", None):
         size = width // heads
-    if type(size) is not int or size * heads != width:
-        raise keys.refused("mamba_d_head", size, f"{width} / mamba_n_heads, or 'auto'")
+    if type(size) is not int or size < 1 or size * heads != width:
+        raise keys.refused("mamba_d_head", size, f"{width} / {keys.named('mamba_n_heads')}")
     low, high = _limits(keys)
+    if "bias" not in options:
+        options["bias"] = keys.flag("mamba_proj_bias")
     return Mamba2Config(
         heads,
         keys.size("mamba_n_groups"),
@@ -50,15 +57,13 @@ def read_mamba2(keys: Keys, embed_dim: int, eps: float) -> Mamba2Config:
         size,
         keys.whole("mamba_d_conv"),
         conv_bias=keys.flag("mamba_conv_bias"),
-        bias=keys.flag("mamba_proj_bias"),
         norm_eps=eps,
-        dt_min=low,
-        dt_max=high,
+        **{"dt_min": low, "dt_max": high, **options},
     )
 
 
 def _limits(keys: Keys) -> tuple[float, float | None]:
-    stated = keys.take("time_step_limit") or DEFAULTS["time_step_limit"]
+    stated = keys.take("time_step_limit", None) or DEFAULTS["time_step_limit"]
     pair = [*stated] if isinstance(stated, list | tuple) else []
     ends = [math.inf if each == _INFINITY else each for each in pair]
     numbers = len(ends) == 2 and all(type(each) in (int, float) for each in ends)
@@ -67,11 +72,19 @@ def _limits(keys: Keys) -> tuple[float, float | None]:
     return float(ends[0]), None if ends[1] == math.inf else float(ends[1])
 
 
-def write_mamba2(state: Mamba2Config, embed_dim: int) -> dict[str, Any]:
-    """The inverse of ``read_mamba2``."""
+def write_mamba2(
+    state: Mamba2Config, embed_dim: int, names: Mapping[str, str] = {}
+) -> dict[str, Any]:
+    """The inverse of ``read_mamba2``.
+
+    Args:
+        state: To be written.
+        embed_dim: ``hidden_size``.
+        names: The family's own spelling of keys.
+    """
     limits = [state.dt_min, _INFINITY if state.dt_max is None else state.dt_max]
     stated = {} if limits == [0.0, _INFINITY] else {"time_step_limit": limits}
-    return stated | {
+    values = stated | {
         "mamba_n_heads": state.num_heads,
         "mamba_d_head": state.head_dim,
         "mamba_n_groups": state.num_groups,
@@ -81,6 +94,7 @@ def write_mamba2(state: Mamba2Config, embed_dim: int) -> dict[str, Any]:
         "mamba_conv_bias": state.conv_bias,
         "mamba_proj_bias": state.bias,
     }
+    return {names.get(key, key): value for key, value in values.items()}
 
 
 def mamba2_rules(theirs: str, ours: str) -> tuple[Rule, ...]:

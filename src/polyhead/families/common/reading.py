@@ -36,6 +36,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
 
 FULL, SLIDING = LAYER_TYPES = ("full_attention", "sliding_attention")
 LINEAR = "linear_attention"
+UNLIMITED = 1 << 20
+"""Positions of a model that has none and no key that bounds a text."""
 
 # Endings of class names with a language model's head.
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")

@@ -17,11 +17,15 @@ from polyhead.families.common.rope import stated_length, write_rope
 
 def write_common(config: TransformerConfig) -> dict[str, Any]:
     """The shared keys, from the model and its first layers, that keep keys and that rotate."""
+    """The shared keys, from the model, its first layer, and the first that keeps keys or has a
+    network.
+    """
     layer = config.layers[0]
     found: list[Any] = [each.attention for each in config.layers]
     keeping = (a for a in found if any(memory.keys_and_values for memory in a.memories))
     attention = next(keeping, found[0])
-    network: Any = layer.feed_forward
+    networks = (each.feed_forward for each in config.layers)
+    network: Any = next((each for each in networks if each is not None), None)
     values: dict[str, Any] = {
         "vocab_size": config.vocab_size,
         "hidden_size": config.embed_dim,
@@ -51,6 +55,8 @@ def write_common(config: TransformerConfig) -> dict[str, Any]:
         "sliding_window": window,
         "layer_types": write_layer_types(windows),
     }
+    if network is None:
+        return values
     dense = network.shared or network.expert if hasattr(network, "expert") else network
     return values | {
         "intermediate_size": dense.hidden_dim,
