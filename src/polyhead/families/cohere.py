@@ -115,7 +115,12 @@ def write_mixed(config: TransformerConfig) -> dict[str, Any]:
     if mixture is None:
         raise ConfigError("this family needs a layer with a mixture of experts: got none")
     width, shared, norm = mixture.expert.hidden_dim, mixture.shared, config.layers[0].norm
-    dense = [layer for layer in config.layers if isinstance(layer.feed_forward, FeedForwardConfig)]
+    dense = [each for each in networks if isinstance(each, FeedForwardConfig)]
+    turned = [
+        layer.attention.rope is not None
+        for layer in config.layers
+        if isinstance(layer.feed_forward, FeedForwardConfig)
+    ]
     rope = next((layer.attention.rope for layer in config.layers if layer.attention.rope), None)
     values = {
         **write_second(config),
@@ -129,12 +134,10 @@ def write_mixed(config: TransformerConfig) -> dict[str, Any]:
         "expert_selection_fn": mixture.scoring,
         "num_shared_experts": 0 if shared is None else shared.hidden_dim // width,
         "shared_expert_combination_strategy": "average" if mixture.shared_scale == 0.5 else "sum",
-        "prefix_dense_sliding_window_pattern": 2
-        if any(layer.attention.rope is None for layer in dense)
-        else 1,
+        "prefix_dense_sliding_window_pattern": 1 if all(turned) else 2,
     }
     if dense:
-        values["prefix_dense_intermediate_size"] = dense[0].feed_forward.widths()["hidden_dim"]
+        values["prefix_dense_intermediate_size"] = dense[0].hidden_dim
     return values
 
 

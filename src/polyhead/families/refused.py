@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-_LINEAR = "some of its layers are linear attention with a recurrent state, not softmax attention"
-_STATE_SPACE = "its layers are state-space models, not attention"
 _RECURRENT = "its layers are linear recurrences, not attention"
 _STREAMS = "each layer mixes several residual streams by learned weights (hyper-connections)"
 _CONTENT = "its scores depend on the content of queries and the distance of keys"
@@ -17,17 +15,12 @@ _PICTURES = "it is an encoder that reads the patches of pictures among the token
 
 REFUSED: Mapping[str, str] = {
     "recurrent_gemma": "some of its layers are linear recurrences, not attention",
-    "jamba": "most of its layers are state-space models, not attention",
-    "mamba": _STATE_SPACE,
-    "mamba2": _STATE_SPACE,
-    "falcon_mamba": _STATE_SPACE,
     "rwkv": _RECURRENT,
     "xlstm": _RECURRENT,
     "lfm3": "some of its heads rotate a part of all pairs (proportional), and have one gate each",
     "bailing_hybrid": "its latent heads have one gate each, and its delta rule bounds decays",
     "zamba": "its attention reads the embedding beside the stream, with weights shared by layers",
     "zamba2": "its attention reads the embedding beside the stream, with weights shared by layers",
-    "rwkv": "its layers are linear recurrences, not attention",
     "deberta": "its scores depend on the content of relative positions (disentangled attention)",
     "deberta-v2": "its scores depend on the content of relative positions (disentangled attention)",
     "xmod": "every layer ends in one of several adapters, chosen by the language of the text",

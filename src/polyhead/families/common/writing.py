@@ -16,9 +16,8 @@ from polyhead.families.common.rope import stated_length, write_rope
 
 
 def write_common(config: TransformerConfig) -> dict[str, Any]:
-    """The shared keys, from the model and its first layers, that keep keys and that rotate."""
-    """The shared keys, from the model, its first layer, and the first that keeps keys or has a
-    network.
+    """The shared keys: from the model, its first layer, and the first that keeps keys, rotates them
+    or has a network.
     """
     layer = config.layers[0]
     found: list[Any] = [each.attention for each in config.layers]
