@@ -14,11 +14,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from polyhead.caches import LayerCache
 from polyhead.config import AttentionConfig, SideBySideConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.attention import Context, MultiHeadAttention
-from polyhead.layers.attention_parts import ragged_positions
+from polyhead.layers.attention_parts import check_layer_cache, ragged_positions
 from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
@@ -87,19 +86,15 @@ class SideBySide(MultiHeadAttention):
             x = _scaled(x, read)
             heads = super().forward(x, None, *more, bias=bias, kernel=kernel, **known, **unknown)
             return _scaled(heads, given) + made
-        if not isinstance(cache, LayerCache):
-            raise TypeError(
-                f"cache must be a LayerCache of this layout's memories, as new_cache makes it: got "
-                f"{type(cache).__name__}"
-            )
+        held = check_layer_cache(cache)
         if positions is None:
-            positions = ragged_positions(cache, x)
-        with cache.step(x, positions) as step:
+            positions = ragged_positions(held, x)
+        with held.step(x, positions) as step:
             made = step.unpack(
                 self.beside._run(step.pack(_scaled(x, beside_read)), step.real, "auto", step)
             )
             x, made = _scaled(x, read), _scaled(made, beside_given)
-            q, k, v = self._project(x, cache.length if positions is None else positions)
+            q, k, v = self._project(x, held.length if positions is None else positions)
             source = step.append("kv", k, v)
             heads = self._answered(x, q, source, mask, bias, positions, kernel)
         return _scaled(heads, given) + made
