@@ -13,6 +13,7 @@ from pathlib import Path
 from polyhead.config import LayerConfig, NormConfig, TransformerConfig
 from polyhead.families import REFUSED, families, read_config
 from polyhead.families.common.family import Family
+from polyhead.families.common.wrappers import WRAPPERS
 from polyhead.layers.native_layer import NETWORK, last_part
 
 ROOT = Path(__file__).parents[1]
@@ -38,15 +39,21 @@ step is one native call for all layers, in every kind of cache (–: encoders do
 native call for the first sub-layers, modules for the rest; no: modules).
 
 | `model_type` | kind | heads | positions | norms | feed-forward | one call | GGUF | not supported |
-|---|---|---|---|---|---|---|---|---|
-"""
+|---|---|---|---|---|---|---|---|---|"""
 
+_WRAPPED = """
+## Text inside multimodal models
+
+From the directory of a whole model the text model is loaded; it reads ids. Its type may be another
+family's than the usual one here. What is left out stands in `Checkpoint.left_out`.
+
+| `model_type` | text model | left out |
+|---|---|---|"""
 _REFUSED = """
 ## Refused
 
 | `model_type` | because |
-|---|---|
-"""
+|---|---|"""
 
 
 NAMES = {
@@ -57,7 +64,11 @@ NAMES = {
     "sub_norm": "sub-norm attention",
     "gated_delta": "gated DeltaNet",
     "kimi_delta": "Kimi delta attention",
+    "lightning": "Lightning attention",
+    "mamba": "Mamba",
     "mamba2": "Mamba-2",
+    "side_by_side": "attention beside Mamba-2",
+    "cross_layer": "keys of an earlier layer",
     "short_convolution": "short convolution",
 }
 """Of head layouts, where they are not those of grouped heads."""
@@ -68,7 +79,12 @@ def page() -> str:
     cases = all_cases()
     rows = [_row(family, cases[name]) for name, family in sorted(families().items())]
     refused = [f"| `{name}` | {reason} |" for name, reason in sorted(REFUSED.items())]
-    return _HEAD + "\n".join(rows) + "\n" + _REFUSED + "\n".join(refused) + "\n"
+    wrapped = [
+        f"| `{name}` | `{each.text_type}` | {_listed(f'`{part}`' for part in each.left_out)} |"
+        for name, each in sorted(WRAPPERS.items())
+    ]
+    parts = (_HEAD, *rows, _WRAPPED, *wrapped, _REFUSED, *refused, "")
+    return "\n".join(parts)
 
 
 def _row(family: Family, case: Case) -> str:
@@ -151,6 +167,8 @@ def _norms(layer: LayerConfig) -> str:
 
 def _network(layer: LayerConfig) -> Iterator[str]:
     network = layer.feed_forward
+    if network is None:
+        return
     expert = getattr(network, "expert", network)
     gated = getattr(expert, "gated", False)
     yield f"{expert.activation}{' gated' if gated else ''}"  # type: ignore[attr-defined]

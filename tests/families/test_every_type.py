@@ -17,31 +17,13 @@ TYPES = sorted(
         *modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES,
     }
 )
-PENDING = frozenset(
-    (
-        "emu3",
-        "gemma3n",
-        "git",
-        "mllama",
-        "moss_transcribe_diarize",
-        "nemo_speechlm",
-        "vibevoice_asr",
-        "voxtral_realtime",
-    )
-)
-"""Neither read nor refused yet. It only ever shrinks."""
 GONE = {"transfo-xl"}
 """Refused types that transformers had once."""
 
 
 def test_no_type_is_unknown() -> None:
     known = {*families(), *texts(), *WRAPPERS, *REFUSED}
-    assert [name for name in TYPES if name not in known | PENDING] == []
-
-
-def test_pending_types_are_neither_read_nor_refused() -> None:
-    assert not PENDING - {*TYPES}
-    assert not PENDING & {*families(), *texts(), *WRAPPERS, *REFUSED}
+    assert [name for name in TYPES if name not in known] == []
 
 
 def test_no_type_is_both_read_and_refused() -> None:

@@ -170,6 +170,8 @@ CASES: Mapping[str, Multimodal] = {
     "video_llama_3": Multimodal(options=(_TIED,)),
     "video_llava": Multimodal(),
     "vipllava": Multimodal(options=(_TIED,)),
+    "moss_transcribe_diarize": Multimodal(options=(_UNTIED,)),
+    "vibevoice_asr": Multimodal(options=(_TIED,)),
     "voxtral": Multimodal({"head_dim": 8}),
 }
 _EACH = [(name, option) for name, case in CASES.items() for option in ({}, *case.options)]

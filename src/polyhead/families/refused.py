@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _RECURRENT = "its layers are linear recurrences, not attention"
+_ALTUP = "its layers exchange several residual streams (AltUp) and share keys between layers"
 _STREAMS = "each layer mixes several residual streams by learned weights (hyper-connections)"
 _CONTENT = "its scores depend on the content of queries and the distance of keys"
 _DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
@@ -35,7 +36,13 @@ REFUSED: Mapping[str, str] = {
     "reformer": "it attends within buckets of a hash",
     "xlnet": "it attends in two streams over permuted tokens",
     "transfo-xl": "its scores depend on the content of relative positions",
-    "gemma3n_text": "its layers exchange several residual streams and share keys between layers",
+    "gemma3n": _ALTUP,
+    "gemma3n_text": _ALTUP,
+    "emu3": "it draws pictures by tokens of its vocabulary, whose codec its file holds",
+    "git": "a text follows the patches of a picture in one sequence",
+    "mllama": "some layers of its text model attend to a picture, between the others",
+    "nemo_speechlm": "no wrapper of Nemotron-H's text model is read yet",
+    "voxtral_realtime": "every layer reads how long the text waits for the sound",
     "longcat_flash": "its experts read the first half of a layer and join the stream behind the "
     "second, and some give back their input",
     "jetmoe": "the projections of its queries and outputs are experts that each token chooses",

@@ -169,6 +169,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     ),
     "qwen2_5_omni_thinker": Wrapper("qwen2_5_omni_text", _OMNI, outer="thinker"),
     "qwen2_5_vl": Wrapper("qwen2_5_vl_text", _VISUAL, flat=True),
+    "moss_transcribe_diarize": Wrapper("qwen3", _AUDIO, tied=True),
     "qwen2_audio": Wrapper("qwen2", _AUDIO),
     "qwen2_vl": Wrapper("qwen2_vl_text", _VISUAL, flat=True),
     "qwen3_5": Wrapper("qwen3_5_text", _VISUAL),
@@ -184,6 +185,10 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "video_llama_3": Wrapper("qwen2", ("vision_model", "projector")),
     "video_llava": Wrapper("llama", ("video_tower", "image_tower", "multi_modal_projector")),
     "vipllava": Wrapper("llama"),
+    "vibevoice_asr": Wrapper(
+        "qwen2",
+        ("acoustic_tokenizer_encoder", "semantic_tokenizer_encoder", "multi_modal_projector"),
+    ),
     "voxtral": Wrapper(
         "llama",
         _AUDIO,
@@ -238,13 +243,14 @@ SIZES: Mapping[str, tuple[int, ...]] = {
 # Keys of wrappers, and of their text models, about inputs that are no ids.
 _OF_OTHERS = frozenset(
     (
-        "acoustic_tokenizer_chunk_size", "adapter_layer_norm_eps", "alignment_intermediate_size",
-        "assistant_token_id", "audio_bos_token_id", "audio_chunk_size", "audio_config",
-        "audio_end_token_id", "audio_eos_token_id", "audio_frame_step", "audio_merge_size",
-        "audio_start_token_id", "audio_token_id", "audio_token_index", "boa_token_id",
-        "boi_token_id", "boi_token_index", "code2wav_config", "downsample_factor", "downsample_mode",
-        "downsample_rate", "downsample_ratio", "drop_vision_last_layer", "enable_audio_output",
-        "encoder_config", "eoa_token_index", "eoi_token_id", "eoi_token_index", "has_lora_adapter",
+        "acoustic_tokenizer_chunk_size", "acoustic_tokenizer_encoder_config",
+        "adapter_layer_norm_eps", "alignment_intermediate_size", "assistant_token_id",
+        "audio_bos_token_id", "audio_chunk_size", "audio_config", "audio_end_token_id",
+        "audio_eos_token_id", "audio_frame_step", "audio_merge_size", "audio_start_token_id",
+        "audio_token_id", "audio_token_index", "boa_token_id", "boi_token_id", "boi_token_index",
+        "code2wav_config", "downsample_factor", "downsample_mode", "downsample_rate",
+        "downsample_ratio", "drop_vision_last_layer", "enable_audio_output", "encoder_config",
+        "eoa_token_index", "eoi_token_id", "eoi_token_index", "has_lora_adapter",
         "high_res_vision_config", "im_end_token_id", "im_start_token_id", "image_end_token_id",
         "image_grid_pinpoints", "image_seq_length", "image_size", "image_start_token_id",
         "image_token_id", "image_token_index", "insert_layer_id", "merge_kernel_size",
@@ -253,14 +259,14 @@ _OF_OTHERS = frozenset(
         "projection_dim", "projection_hidden_size", "projection_layer_norm_eps", "projector_bias",
         "projector_config", "projector_hidden_act", "projector_hidden_size",
         "projector_layernorm_eps", "projector_use_layernorm", "scale_factor", "seconds_per_chunk",
-        "spatial_merge_size", "spatial_pool_mode", "spatial_pool_stride", "system_token_id",
-        "talker_config", "timestamp_token_id", "token2wav_config", "token_classification_bias",
-        "tts_bos_token_id", "tts_eos_token_id", "tts_pad_token_id", "user_token_id",
-        "video_end_token_id", "video_seq_length", "video_start_token_id", "video_token_id",
-        "video_token_index", "vision_aspect_ratio", "vision_config", "vision_end_token_id",
-        "vision_feature_layer", "vision_feature_layers", "vision_feature_select_strategy",
-        "vision_start_token_id", "vision_token_id", "visual_indicator_token_ids", "vq_config",
-        "window_size",
+        "semantic_tokenizer_encoder_config", "spatial_merge_size", "spatial_pool_mode",
+        "spatial_pool_stride", "system_token_id", "talker_config", "timestamp_token_id",
+        "token2wav_config", "token_classification_bias", "tts_bos_token_id", "tts_eos_token_id",
+        "tts_pad_token_id", "user_token_id", "video_end_token_id", "video_seq_length",
+        "video_start_token_id", "video_token_id", "video_token_index", "vision_aspect_ratio",
+        "vision_config", "vision_end_token_id", "vision_feature_layer", "vision_feature_layers",
+        "vision_feature_select_strategy", "vision_start_token_id", "vision_token_id",
+        "visual_indicator_token_ids", "vq_config", "window_size",
     )
 )  # fmt: skip
 # Keys that a wrapper repeats of its text model.
