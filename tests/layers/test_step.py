@@ -73,6 +73,10 @@ LAYERS = {
         ),
         feed_forward=FeedForwardConfig(hidden_dim=33, activation="relu", gated=False, bias=True),
     ),
+    "wide values of narrow heads": replace(
+        LLAMA,
+        attention=AttentionConfig(num_heads=16, num_kv_heads=1, head_dim=4, v_head_dim=64),
+    ),
     "window": replace(LLAMA, attention=replace(LLAMA.attention, window=9)),
     "gpt2": LayerConfig(
         AttentionConfig(num_heads=3, num_kv_heads=3, head_dim=16, qkv_bias=True, out_bias=True),
@@ -190,6 +194,7 @@ LATENTS = {
     ),
     "norms without weights": replace(LATENT, norm=NormConfig(weight=False)),
     "20 heads": replace(LATENT, num_heads=20, qk_nope_head_dim=0),
+    "wide latents of queries": replace(LATENT, num_heads=1, q_lora_rank=200, norm=None),
 }
 LAYERS |= {f"latent: {name}": replace(LLAMA, attention=own) for name, own in LATENTS.items()}
 
@@ -812,6 +817,11 @@ ENCODER_DECODERS = {
                   cross_attention=replace(CROSS, qkv_bias=False, scale=1.0)),
     "t5gemma": replace(LAYERS["gemma"], cross_attention=replace(CROSS, softcap=4.0)),
     "wide": replace(LLAMA, cross_attention=replace(CROSS, num_heads=16, v_head_dim=48)),
+    "wide values, narrow else": replace(
+        LLAMA,
+        attention=replace(LLAMA.attention, num_heads=1, num_kv_heads=1, head_dim=8),
+        cross_attention=replace(CROSS, num_heads=16, head_dim=4, v_head_dim=48),
+    ),
     "norms of queries": replace(LLAMA, cross_attention=replace(
         CROSS, qk_norm=QKNormConfig(place="full_width"))),
 }  # fmt: skip
