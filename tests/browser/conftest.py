@@ -16,7 +16,7 @@ from tiny import byte_tokenizer, decoder
 from torch import nn
 
 import polyhead as ph
-from browser.serving import TEXT, TOKEN, Visit, serving
+from browser.serving import HANG, TEXT, TOKEN, Visit, serving
 from head_statistics import head_statistics
 from polyhead.interpret.heads import TokenizedText
 from polyhead.viewer.look_page import page_data
@@ -73,7 +73,7 @@ def open_file(chromium: Any) -> Iterator[Callable[..., Any]]:
             stack.callback(context.close)
             context.set_offline(True)
             page = context.new_page()
-            page.set_default_timeout(20_000)
+            page.set_default_timeout(HANG)
             page.on("console", lambda message: complaints.append(f"console: {message.text}"))
             page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
             page.on("dialog", lambda dialog: (complaints.append("dialog"), dialog.dismiss()))
@@ -175,7 +175,7 @@ def visit(chromium: Any, address: str) -> Iterator[Visit]:
         context = chromium.new_context(**{"viewport": {"width": 1400, "height": 900}} | options)
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(HANG)
         page.on("pageerror", lambda error: complaints.append(f"error: {error}"))
         page.on(
             "console",

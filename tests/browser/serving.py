@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 import uvicorn
@@ -16,7 +17,32 @@ from polyhead.viewer.studio import Studio
 
 TOKEN = "a-token-that-nobody-guesses"
 TEXT = "The animal slept; it was tired"
+HANG = 120_000
+"""Milliseconds after which a page, however slow the machine, is one that waits for ever."""
 Visit = Callable[..., Any]
+
+
+class Held:
+    """Requests for a kind of answer of a layer, which get none until they are let go."""
+
+    def __init__(self, page: Any, kind: str) -> None:
+        self.routes: list[Any] = []
+        self.goes: Callable[[int], bool] = lambda layer: False
+        page.route(f"**/{kind}/*/*", self._meet)
+
+    def answer(self, goes: Callable[[int], bool]) -> None:
+        """From now on answers what is asked of these layers, and what was asked before."""
+        self.goes = goes
+        waiting, self.routes = self.routes, []
+        for route in waiting:
+            self._meet(route)
+
+    def _meet(self, route: Any) -> None:
+        layer = int(urlsplit(route.request.url).path.rpartition("/")[2])
+        if self.goes(layer):
+            route.continue_()
+        else:
+            self.routes.append(route)
 
 
 def serving(studio: Studio, text: str) -> Iterator[str]:
@@ -26,9 +52,11 @@ def serving(studio: Studio, text: str) -> Iterator[str]:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(timeout=30)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            server.should_exit = True
+            thread.join(timeout=HANG / 1000)
 
 
 def text_of(page: Any, name: str) -> str:

@@ -218,7 +218,16 @@ def test_tiles_move_until_all_bytes_are_counted(open_file: Open, lesson: Path) -
     last = page.get_by_test_id("flash-time").evaluate("node => Number(node.max)")
     page.get_by_test_id("flash-time").fill(str(last))
     assert "Moved so far: 4.75 MiB" in text(page, "flash-step-said")
+    play = text(page, "flash-play")
+    page.clock.pause_at(page.evaluate("Date.now()") + 1000)  # from here on time is what is said
     page.get_by_test_id("flash-play").click()
-    page.wait_for_timeout(700)
+    page.clock.run_for(700)
+    time = page.get_by_test_id("flash-time")
+    assert 0 < int(shown := time.input_value()) < last
     page.get_by_test_id("flash-play").click()
-    assert 0 < int(page.get_by_test_id("flash-time").input_value()) < last
+    page.clock.run_for(700)
+    assert time.input_value() == shown
+    page.get_by_test_id("flash-play").click()
+    page.clock.run_for(1000 * last)
+    assert (time.input_value(), text(page, "flash-play")) == (str(last), play)
+    assert "Moved so far: 4.75 MiB" in text(page, "flash-step-said")

@@ -11,7 +11,7 @@ import torch
 
 import polyhead as ph
 from browser.contrast import TEXT_COLOURS, contrast
-from browser.serving import TOKEN, Visit, map_of, open_head, text_of, weights_of
+from browser.serving import HANG, TOKEN, Visit, map_of, open_head, text_of, weights_of
 
 pytestmark = pytest.mark.browser
 
@@ -52,7 +52,7 @@ def test_nobody_enters_without_the_token_or_by_another_name(address: str) -> Non
     def answer(path: str, **headers: str) -> int:
         request = urllib.request.Request(address + path, headers=headers)
         try:
-            return int(urllib.request.urlopen(request, timeout=10).status)
+            return int(urllib.request.urlopen(request, timeout=HANG / 1000).status)
         except urllib.error.HTTPError as error:
             return error.code
 

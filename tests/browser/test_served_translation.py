@@ -10,7 +10,7 @@ import torch
 from tiny import byte_tokenizer
 
 import polyhead as ph
-from browser.serving import TOKEN, map_of, open_head, serving, text_of
+from browser.serving import HANG, TOKEN, map_of, open_head, serving, text_of
 from polyhead.config import TransformerConfig
 from polyhead.viewer.studio import Studio
 
@@ -48,7 +48,7 @@ def address(studio: Studio) -> Iterator[str]:
 @pytest.fixture
 def page(chromium: Any, address: str) -> Iterator[Any]:
     page = chromium.new_page(viewport={"width": 1400, "height": 900})
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(HANG)
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("console", lambda message: complaints.append(message.text))
