@@ -24,18 +24,32 @@ def test_a_conversation_with_its_commands(run: Run, tiny: str, tmp_path: Path) -
     done = run("chat", "--model", tiny, "-n", "4", stdin=stdin)
     assert done.code == 0
     assert len(done.out.splitlines()) == 2
-    for words in ("4 written", "taken back", "2 messages are in talk.json"):
+    for words in (
+        "4 written",
+        "taken back",
+        "the system prompt is changed",
+        "2 messages are in talk.json",
+    ):
         assert words in done.err
     assert "there is no command /nothing: /help lists them" in done.err
     said = json.loads((tmp_path / "talk.json").read_text())
     assert [each["role"] for each in said] == ["system", "user", "assistant"]
     assert said[2]["content"] in done.out
+    alone = run("generate", "Hi", "--model", tiny, "-n", "4", "--chat", "--temperature", "0")
+    assert done.out.startswith(alone.out)
 
 
 def test_a_conversation_that_cannot_be(run: Run, tiny: str) -> None:
-    done = run("chat", "--model", tiny, stdin=b"/save\n/save /no/such/folder/file\n/undo\n")
+    done = run(
+        "chat", "--model", tiny, stdin=b"/save\n/save /no/such/folder/file\n/undo\n/system\n"
+    )
     assert done.code == 0
-    for words in ("/save needs a FILE", "cannot write", "nothing has been said yet"):
+    for words in (
+        "/save needs a FILE",
+        "cannot write",
+        "nothing has been said yet",
+        "there is no system prompt",
+    ):
         assert words in done.err
     run("chat", "--model", tiny, stdin=b"\xff\n").refused(2, "standard input is not UTF-8")
     run("chat", "--model", tiny, "-n", "-1").refused(2, "max_new_tokens")

@@ -39,6 +39,7 @@ def test_compare_trains_reports_and_resumes(run: Run, text: Path, tmp_path: Path
     assert again.code == 0
     made = json.loads(again.out)
     assert [row["variant"] for row in made["variants"]] == ["mha", "gqa:2"]
+    assert [row["speed"] for row in made["variants"]] == [None, None]  # of the stage "measure"
     assert len([*(tmp_path / "out" / "runs").iterdir()]) == 8  # two more
     assert made == json.loads((tmp_path / "out" / "report.json").read_text())
     for name in ("report.html", "plot.svg"):

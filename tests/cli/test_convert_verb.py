@@ -37,8 +37,13 @@ def test_a_model_is_converted_healed_saved_and_loads_again(
     assert len(shown["healing"]["domains"]) == 2
     loaded = ph.load(tmp_path / "new", expect=LanguageModel)
     assert loaded.config.layers[0].attention.described == "MLA 4 heads, latent 12 + 8"
-    exact = run("convert", tiny, "--kv-heads", "4", "--out", "more")
+    exact = run(
+        *("convert", tiny, "--kv-heads", "4", "--out", "more", "--heal", "1s"),
+        *("--healing", files[3]),
+    )
     assert exact.code == 0
+    (healed,) = (line for line in exact.out.splitlines() if line.startswith("healed for"))
+    assert healed.endswith("parameters")  # in one line, however wide
     assert "exact steps" in exact.out
     assert "saved in more (hugging-face form)" in exact.out
 

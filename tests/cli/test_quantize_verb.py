@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -44,6 +45,21 @@ def test_a_file_of_fewer_bits_is_written_and_measured(
     assert shown["after"]["bytes"] < shown["before"]["bytes"] / 2
     assert abs(shown["after"]["perplexity"] / shown["before"]["perplexity"] - 1) < 0.2
     assert run("quantize", str(source), "--type", "Q8_0", "--out", "b.gguf").out.count("MB") == 2
+
+
+def test_a_directory_counts_by_its_weights(run: Run, tiny: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny, tmp_path / "folder")
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = tokens["model"]["vocab"]
+    vocabulary["th"] = vocabulary.pop("Ā")  # a GGUF file has merges
+    tokens["model"]["merges"] = ["t h"]
+    (folder / "tokenizer.json").write_text(json.dumps(tokens))
+    (tmp_path / "text.txt").write_text("that is the thing " * 3)
+    result = run("quantize", "folder", "--type", "Q8_0", "--out", "new.gguf",
+                 "--text", "text.txt", "--json")  # fmt: skip
+    assert (result.code, result.err) == (0, "")
+    weights = (folder / "model.safetensors").stat().st_size
+    assert json.loads(result.out)["before"]["bytes"] == weights
 
 
 @torch.no_grad()

@@ -149,6 +149,28 @@ def test_heads_far_below_the_best_take_no_part_in_an_alignment(
     assert min(kept) >= 0.8
 
 
+def test_an_alignment_names_the_six_heads_that_align_best(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, _, model = command
+
+    def scores(weights: torch.Tensor) -> torch.Tensor:
+        return torch.linspace(0.9, 1.0, weights.shape[0])
+
+    monkeypatch.setattr("polyhead.interpret.source_alignment.alignment_scores", scores)
+    languages = {"source_language": "en_XX", "target_language": "fr_XX"}
+    made = model.generate("good day", max_new_tokens=5, **languages)
+    aligned = Aligned.of(model, "good day", made, languages)
+    aligned.show()
+    shown = " ".join(capsys.readouterr().out.split())
+    assert len(aligned.found.heads) == 8
+    best = [
+        f"{layer}.{head} {float(aligned.found.scores[layer, head]):.2f}"
+        for layer, head in aligned.found.heads[:6]
+    ]
+    assert shown.endswith(f"{', '.join(best)} and 2 more")
+
+
 def test_a_look_shows_encoder_decoder_and_cross_attention(command: Command, tmp_path: Path) -> None:
     run, path, model = command
     options = ["-m", path, "--from", "en_XX", "--to", "fr_XX", "-n", "5"]

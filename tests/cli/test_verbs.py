@@ -6,8 +6,12 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 from process import Run
 
@@ -39,6 +43,34 @@ def test_help_of_every_verb_names_its_options(
     for word in words:
         assert word in result.out
     assert "--debug" not in result.out
+
+
+def test_every_option_and_argument_says_what_it_is_for() -> None:
+    from polyhead.cli.app import command
+
+    def silent(line: str, found: Any) -> Iterator[str]:
+        for name, inner in getattr(found, "commands", {}).items():
+            yield from silent(f"{line} {name}", inner)
+        yield from (f"{line}: {each.name}" for each in found.params if not each.help)
+
+    assert [*silent("polyhead", command())] == []
+
+
+def test_blocks_side_by_side_are_whole_and_in_the_middle_of_the_height() -> None:
+    from rich.text import Text
+
+    from polyhead.cli.matrices import beside
+
+    for heights in product(range(1, 6), repeat=2):
+        blocks = [[Text(f"{i}{line}") for line in range(n)] for i, n in enumerate(heights)]
+        lines = [line.plain for line in beside(*blocks)]
+        assert len(lines) == max(heights)
+        for i, block in enumerate(blocks):
+            column = [line[2 * i : 2 * i + 2] for line in lines]
+            above = next(row for row, part in enumerate(column) if part.strip())
+            below = len(lines) - above - len(block)
+            assert column[above : len(lines) - below] == [line.plain for line in block]
+            assert below - above in (0, 1)
 
 
 def test_help_imports_its_own_verb_and_nothing_slow() -> None:
@@ -252,7 +284,12 @@ def test_doctor_says_what_runs_and_what_would_enable_the_rest(run: Run) -> None:
         assert kernel["live"] == (kernel["to_enable"] is None)
     for model in data["models"]:
         assert (model["path"] is None) != (model["to_install"] is None)
-    assert data["machine"]["threads"] == 1
+    assert data["versions"]["numpy"] == numpy.__version__
+    machine = data["machine"]
+    assert machine["threads"] == 1
+    instructions = " ".join(machine["instructions"]) or "none known"
+    for name, value in (("instructions", instructions), ("system", machine["system"])):
+        assert f"{name} {value}" in " ".join(result.out.split())
 
 
 def test_doctor_tells_the_command_that_installs_a_missing_model(
