@@ -34,9 +34,22 @@ SIZES: dict[str, Any] = {
     "rotary_dim": 8,
     "v_head_dim": 8,
     "mamba_n_heads": 8,
+    "src_vocab_size": 64,
+    "tgt_vocab_size": 64,
+    "n_routed_experts": 64,
+    "rope_parameters": {
+        kind: {"rope_type": "default", "rope_theta": 500.0}
+        for kind in ("sliding_attention", "full_attention")
+    },
     "attention_types": [[["global", "local"], 1]],
 }
 """Instead of a family's own, which are those of a large model."""
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "esm": {"pad_token_id": 1},
+    "mamba2": {"num_heads": 8, "head_dim": 8},
+    "mimo_v2_flash": {"num_key_value_heads": 2},
+}
+"""What goes with these sizes in a family."""
 ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}
 OTHERS: dict[str, Any] = {
     "rope_parameters": ROPE | {"original_max_position_embeddings": 16},
@@ -91,6 +104,7 @@ def complete(name: str) -> dict[str, Any]:
     values: dict[str, Any] = {"model_type": name}
     for key, default in family.defaults.items():
         values[family.aliases.get(key, key)] = SIZES.get(key, default)
+    values |= OF_FAMILY.get(name, {})
     while True:
         try:
             read_config(values, path)

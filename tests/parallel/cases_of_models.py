@@ -221,6 +221,29 @@ def of_eight_heads(family: str) -> None:
         equal(family, "tensor", "float64")
 
 
+def of_one_token(family: str) -> None:
+    """On ``tensor`` with a vocabulary of one token, of which all ranks but the first have none."""
+    config = replace(FAMILIES[family](), vocab_size=1)
+    with mock.patch.dict(FAMILIES, {family: lambda: config}), mock.patch.dict(globals(), W=1):
+        equal(family, "tensor", "float64")
+
+
+def of_a_longer_encoder(family: str) -> None:
+    """Tokens of an encoder that has positions which the decoder has not."""
+    config = FAMILIES[family]()
+    more = replace(config, max_positions=T, encoder=replace(config.encoder, max_positions=2 * T))
+
+    usual = batch
+
+    def longer(family: str, rows: int = B) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        ids, labels, _ = usual(family, rows)
+        return ids, labels, {"encoder_ids": torch.cat([ids, labels], dim=1)}
+
+    changed = mock.patch.dict(globals(), batch=longer)
+    with mock.patch.dict(FAMILIES, {family: lambda: more}), changed:
+        equal(family, "context", "float64")
+
+
 def compare_gradients(model: nn.Module, one: nn.Module, bound: float) -> None:
     theirs = dict(one.named_parameters())
     seen, parts = set(), mixture_parts(model)

@@ -53,6 +53,21 @@ def _called(dimension: str, odd: bool, **of_the_odd: Any) -> None:
     _model(dimension)(_ids(dimension), **(of_the_odd if odd else {}))
 
 
+def _hooked(dimension: str, odd: bool) -> None:
+    """A model with a hook of its own from before, which raises where it meets the odd argument."""
+    key = dimension, "Llama", "hooked"
+    if key not in _MADE:
+        model = made("Llama", torch.float64)
+        model.register_forward_pre_hook(_only_ids, with_kwargs=True)
+        _MADE[key] = parallel.parallelize(model, mesh_of(dimension), training=False)
+    _MADE[key](_ids(dimension), **({"masks": None} if odd else {}))
+
+
+def _only_ids(module: torch.nn.Module, ids: object, more: dict[str, Any]) -> None:
+    if more:
+        raise RuntimeError("the hook takes ids alone")
+
+
 def _without_gradients(dimension: str, odd: bool) -> None:
     with torch.set_grad_enabled(not odd):
         out = _model(dimension)(_ids(dimension))
@@ -269,6 +284,7 @@ ODD: dict[str, tuple[tuple[str, ...], Odd]] = {
     "an id outside": (BOTH, lambda d, odd: void(_model(d)(_ids(d) + 99 * odd))),
     "no argument": (BOTH, lambda d, odd: void(_model(d)(*([] if odd else [_ids(d)])))),
     "an unknown argument": (BOTH, lambda d, odd: _called(d, odd, masks=None)),
+    "an unknown argument beside a hook": (BOTH, _hooked),
     "one argument too many": (
         BOTH, lambda d, odd: void(_model(d)(_ids(d), *([None] if odd else [])))
     ),

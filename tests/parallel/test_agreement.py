@@ -8,7 +8,8 @@ from worlds import World
 
 CASES = [(name, dimension) for name, (dimensions, _) in ODD.items() for dimension in dimensions]
 FEW = [
-    ("an unknown argument", "tensor"), ("last", "context"), ("no gradients", "context"),
+    ("an unknown argument", "tensor"), ("an unknown argument beside a hook", "context"),
+    ("last", "context"), ("no gradients", "context"),
     ("positions that are a list", "context"), ("a loss beside a call", "tensor"),
     ("an unknown exchange", "context"), ("a backward pass beside a call", "tensor"),
     ("too long a rollback", "context"), ("other rows", "context"),

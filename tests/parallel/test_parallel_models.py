@@ -31,6 +31,15 @@ def test_logits_and_tokens_that_stay_in_parts_equal_one_process(two: World) -> N
         two.run("cases_of_models:equal_all", [family], ["tensor"], "float64", options)
 
 
+@pytest.mark.parametrize("family", ["GPT-2", "Llama"])
+def test_a_rank_may_have_no_token_of_the_vocabulary(two: World, family: str) -> None:
+    two.run("cases_of_models:of_one_token", family)
+
+
+def test_an_encoder_has_positions_of_its_own(two: World) -> None:
+    two.run("cases_of_models:of_a_longer_encoder", "T5")
+
+
 @pytest.mark.parametrize("dimension", ["tensor", "context", "shard"])
 def test_a_layer_alone_equals_one_process(two: World, dimension: str) -> None:
     for name in LAYERS if dimension == "tensor" else LAYERS | NOT_ON_TENSOR:

@@ -36,7 +36,7 @@ def without(name: str, config: dict[str, Any] = TINY) -> dict[str, Any]:
         (TINY | {"novel_key": 3}, "key 'novel_key' .* is not understood"),
         (TINY_LATENT | {"num_experts_per_tok": 9}, "experts_per_token must be 1 to the 8 experts"),
         (TINY | {"model_type": "novel"}, "model_type is 'novel'; supported are llama"),
-        (TINY | {"model_type": "mamba"}, "not supported: its layers are state-space models"),
+        (TINY | {"model_type": "rwkv"}, "not supported: its layers are linear recurrences"),
         (GEMMA_3_27B | {"text_config": {"model_type": "gemma3_text"}}, "hidden_size.* is missing"),
     ],
 )

@@ -65,7 +65,7 @@ def read(keys: Keys, *, causal: bool = False) -> TransformerConfig:
     attention = sizes.attention(
         qkv_bias=biased, out_bias=biased, dropout=keys.number("attention_dropout")
     )
-    window, ahead = (half, 0) if causal else (half + 1, half)
+    window, ahead = (half, None) if causal else (half + 1, half)
     of_kind = {
         FULL: replace(attention, rope=ropes[FULL]),
         SLIDING: replace(attention, rope=ropes[SLIDING], window=window, window_ahead=ahead),
