@@ -149,9 +149,7 @@ CHANGES: dict[str, Change] = {
         setattr(m.layers[1], name, value)
         for name, value in (("_norms_in", False), ("_post", True))
     ],
-    "residual scale": lambda m: setattr(
-        m.layers[1], "_mix", dict.fromkeys(("attention", "feed_forward"), (1.0, 0.5))
-    ),
+    "residual scale": lambda m: setattr(m.layers[1], "_attention_mix", (1.0, 0.5)),
     "activation": lambda m: setattr(m.layers[1].feed_forward, "activation", "relu"),
     "eps": lambda m: setattr(m.layers[1].attention_norm, "eps", 0.5),
     "a parameter's data": lambda m: setattr(

@@ -156,7 +156,8 @@ class TransformerLayer(Fixed):
         self.config = config
         self._post = config.norm_placement == "post"
         self._norms_in = config.norm_placement in ("pre", "sandwich")
-        self._mix = {part: config.mix(part) for part in config.parts}
+        for part in config.parts:  # an attribute each, which the decode plan compares
+            setattr(self, f"_{part}_mix", config.mix(part))
         self._hands = bool(config.attention.hands_on or config.attention.reads)
         self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
@@ -322,7 +323,7 @@ class TransformerLayer(Fixed):
         if out_norm is not None:
             h = out_norm(h)
         p = self.config.dropout if self.training else 0.0
-        kept, added = self._mix[part]
+        kept, added = getattr(self, f"_{part}_mix")
         if added != 1.0:
             h = h * added
         if kept != 1.0:
