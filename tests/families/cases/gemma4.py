@@ -50,5 +50,8 @@ CASES = (
             ({}, {"use_double_wide_mlp": True}, {"final_logit_softcapping": 5.0}),
             ({}, _SCALED),
         ),
+        # Of the norms of vectors: transformers' float32 is 1.4e-4 from our model in float64, ours
+        # 2.4e-5.
+        gradient_error=3e-4,
     ),
 )
