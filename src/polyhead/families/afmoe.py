@@ -16,10 +16,10 @@ from polyhead.config import (
 )
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import EXPERTS, read_networks, write_networks
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed, write_window
 from polyhead.families.common.tables import SANDWICH
 from polyhead.families.common.tensors import under
-from polyhead.families.deepseek import EXPERTS, read_networks, write_networks
 
 _NAMES = {
     "n_routed_experts": "num_experts",

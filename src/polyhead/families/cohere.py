@@ -23,13 +23,13 @@ from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import EXPERTS, dense_layers
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed, write_window
 from polyhead.families.common.reading import read_layer_norm
 from polyhead.families.common.rope import write_parameters
 from polyhead.families.common.steps import At, RotaryPairs
 from polyhead.families.common.tables import AROUND_LAYERS, NETWORK
 from polyhead.families.common.tensors import Rule, Tensors, under
-from polyhead.families.deepseek import EXPERTS, dense_layers
 
 DEFAULTS = {key: value for key, value in PLAIN_DEFAULTS.items() if key != "rms_norm_eps"} | {
     "layer_norm_eps": 1e-5,

@@ -6,10 +6,7 @@ experts by softmax, V3 by a sigmoid each with a bias for the choice. V3.2 (2025)
 indexer in every layer, which chooses the keys of each query. A.X K1 (SK Telecom 2026) is V3 with a
 norm behind each mixture; its published files have no bias for the choice.
 
-Files hold the rows that are rotated in interleaved order, and either a tensor per expert (as the
-hub's files, and as transformers saves them) or all experts of a layer stacked (as transformers
-computes with them). The layers of multi-token prediction that V3's files carry beyond
-``num_hidden_layers`` predict further tokens for training and drafting; they are left out.
+Files hold the rows that are rotated in interleaved order.
 """
 
 from __future__ import annotations
@@ -36,9 +33,18 @@ from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf, Joined
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import (
+    CHOICE_BIAS,
+    EXPERTS,
+    GGUF_MIXTURE,
+    STACKED_EXPERTS,
+    drafting,
+    read_networks,
+    write_networks,
+)
 from polyhead.families.common.reading import read_activation, read_decoder
 from polyhead.families.common.rope import reach, read_rope
-from polyhead.families.common.steps import PerExpert, RotaryPairs, Rows, Step
+from polyhead.families.common.steps import RotaryPairs, Step
 from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
 
@@ -92,67 +98,13 @@ V32_DEFAULTS: Mapping[str, Any] = {
     "index_topk": 2048,
 }
 
-DRAFTS = "predicts further tokens, for training and drafting"
-
-# Keys of the mixture, also in files without sparse layers.
-_MIXTURE_KEYS = (
-    "moe_intermediate_size",
-    "n_routed_experts",
-    "n_shared_experts",
-    "num_experts_per_tok",
-    "n_group",
-    "topk_group",
-    "topk_method",
-    "norm_topk_prob",
-    "routed_scaling_factor",
-)
 # Keys about training and about experts on a cluster.
 _HARMLESS = frozenset(("aux_loss_alpha", "ep_size", "router_aux_loss_coef", "seq_aux"))
-_MIXTURE = "layers.{i}.feed_forward."
-EXPERTS = (
-    Rule("layers.{i}.mlp.gate", _MIXTURE + "router"),
-    Rule("layers.{i}.mlp.gate.e_score_correction_bias", _MIXTURE + "choice_bias"),
-    *under(
-        "layers.{i}.mlp.",
-        _MIXTURE,
-        {
-            f"{theirs}{name}": f"{ours}{name}"
-            for theirs, ours in (("experts.{j}.", "experts.{j}."), ("shared_experts.", "shared."))
-            for name in ("gate_proj", "up_proj", "down_proj")
-        },
-    ),
-)
 INDEXER = under(
     "layers.{i}.self_attn.indexer.",
     "layers.{i}.attention.indexer.",
     {"wq_b": "q_proj", "wk": "k_proj", "k_norm": "k_norm", "weights_proj": "weights_proj"},
 )
-STACKED_EXPERTS = (
-    Rule(
-        "layers.{i}.mlp.experts.gate_up_proj",
-        (_MIXTURE + "experts.{j}.gate_proj.weight", _MIXTURE + "experts.{j}.up_proj.weight"),
-        PerExpert(),
-        Rows(),
-    ),
-    Rule(
-        "layers.{i}.mlp.experts.down_proj",
-        _MIXTURE + "experts.{j}.down_proj.weight",
-        PerExpert(),
-    ),
-)
-
-GGUF_MIXTURE: Mapping[str, str | None] = {
-    "expert_count": "n_routed_experts",
-    "expert_shared_count": "n_shared_experts",
-    "expert_weights_scale": "routed_scaling_factor",
-    "expert_weights_norm": "norm_topk_prob",
-    "expert_group_count": "n_group",
-    "expert_group_used_count": "topk_group",
-    "leading_dense_block_count": "first_k_dense_replace",
-    "nextn_predict_layers": "num_nextn_predict_layers",
-}
-CHOICE_BIAS = {"layers.{i}.mlp.gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias"}
-"""Settings and a name of the mixture in GGUF files."""
 _SIGMOID = 2
 _INDEXED = "indexed_attention"
 _FULL, _SHARED = "full", "shared"
@@ -231,38 +183,11 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     return values if mixture is None else values | {"scoring_func": mixture.scoring}
 
 
-def write_networks(config: TransformerConfig) -> dict[str, Any]:
-    """The inverse of ``read_networks``."""
-    networks: list[Any] = [layer.feed_forward for layer in config.layers]
-    mixtures = [i for i, each in enumerate(networks) if isinstance(each, MixtureConfig)]
-    dense = next((each for each in networks if isinstance(each, FeedForwardConfig)), None)
-    first = mixtures[0] if mixtures else len(networks)
-    values: dict[str, Any] = {"first_k_dense_replace": first}
-    if dense is not None:
-        values["intermediate_size"] = dense.hidden_dim
-    if mixtures != [*range(first, len(networks))]:
-        kinds = ["sparse" if i in mixtures else "dense" for i in range(len(networks))]
-        values["mlp_layer_types"] = kinds
-    return values | (write_mixture(networks[first]) if mixtures else {})
-
-
 def write_dense(config: TransformerConfig) -> dict[str, Any]:
     """Keys of a family without experts."""
     if any(isinstance(layer.feed_forward, MixtureConfig) for layer in config.layers):
         raise ConfigError("this family has no mixtures of experts")
     return write_attention(config.layers[0].attention)
-
-
-def dense_layers(keys: Keys, num_layers: int, kinds: list[str]) -> list[bool]:
-    """Which layers have a dense network: those that a list names, or the first few."""
-    first = keys.whole("first_k_dense_replace")
-    if first < 0:
-        raise keys.refused("first_k_dense_replace", first, "a number of layers")
-    if not kinds:
-        return [i < first for i in range(num_layers)]
-    if len(kinds) != num_layers or not {*kinds} <= {"dense", "sparse"}:
-        raise keys.refused("mlp_layer_types", kinds, f"'dense' or 'sparse' for {num_layers} layers")
-    return [kind == "dense" for kind in kinds]
 
 
 def with_indexers(
@@ -383,13 +308,6 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     )
 
 
-def drafting(values: Mapping[str, Any]) -> dict[str, str]:
-    """Layers of multi-token prediction, which follow the model's own."""
-    first, extra = values["num_hidden_layers"], values.get("num_nextn_predict_layers") or 0
-    numbers = "|".join(str(first + i) for i in range(extra))
-    return {rf"layers\.({numbers})\..+": DRAFTS} if extra else {}
-
-
 def tensors_of_axk1(values: Mapping[str, Any]) -> Tensors:
     """The same table with the norms behind the mixtures; files have them in dense layers too."""
     theirs = ("post_mlp_layernorm", "mlp.post_mlp_layernorm")
@@ -433,83 +351,6 @@ def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
     keys.expect("head_dim", rotated, None)
     keys.expect("qk_head_dim", attention.qk_head_dim, None)
     return attention
-
-
-def read_networks(
-    keys: Keys,
-    scoring: Literal["softmax", "sigmoid"],
-    dense: FeedForwardConfig,
-    num_layers: int,
-    *,
-    listed: bool = False,
-) -> list[FeedForwardConfig | MixtureConfig]:
-    """The network of every layer.
-
-    Args:
-        keys: Keys of config.json.
-        scoring: The gate: V2's softmax or V3's sigmoid.
-        dense: The network of layers without experts.
-        num_layers: How many layers.
-        listed: Whether a list may say which layers are dense.
-    """
-    keys.expect("moe_layer_freq", 1)
-    kinds = keys.texts("mlp_layer_types", []) if listed else []
-    are_dense = dense_layers(keys, num_layers, kinds)
-    sparse = dense if all(are_dense) else read_mixture(keys, scoring, dense)
-    for key in _MIXTURE_KEYS:
-        keys.take(key, None)
-    return [dense if is_dense else sparse for is_dense in are_dense]
-
-
-def read_mixture(
-    keys: Keys, scoring: Literal["softmax", "sigmoid"], dense: FeedForwardConfig
-) -> MixtureConfig:
-    """The experts, with the activation of dense networks."""
-    sigmoid, width = scoring == "sigmoid", keys.whole("moe_intermediate_size")
-    methods = ("noaux_tc", None) if sigmoid else ("greedy", "group_limited_greedy")
-    method = keys.take("topk_method", methods[0])
-    if method not in methods:
-        raise keys.refused("topk_method", method, " or ".join(map(repr, methods)))
-    normalize = keys.flag("norm_topk_prob")
-    if normalize and not sigmoid:
-        raise keys.refused("norm_topk_prob", True, "False: transformers' V2 does not normalize")
-    grouped = method != "greedy"
-    shared = keys.whole("n_shared_experts", 0)
-    return MixtureConfig(
-        expert=FeedForwardConfig(width, activation=dense.activation),
-        num_experts=keys.whole("n_routed_experts"),
-        experts_per_token=keys.whole("num_experts_per_tok"),
-        shared=FeedForwardConfig(shared * width, activation=dense.activation, bias=dense.bias)
-        if shared
-        else None,
-        scoring=scoring,
-        choice_bias=method == "noaux_tc",
-        normalize=normalize,
-        scale=keys.number("routed_scaling_factor"),
-        groups=keys.whole("n_group") if grouped else 1,
-        groups_per_token=keys.whole("topk_group") if grouped else 1,
-        group_score="best two" if sigmoid else "best",
-    )
-
-
-def write_mixture(mixture: FeedForwardConfig | MixtureConfig) -> dict[str, Any]:
-    if not isinstance(mixture, MixtureConfig):
-        return {}
-    width = mixture.expert.hidden_dim
-    method: str | None = "greedy" if mixture.groups == 1 else "group_limited_greedy"
-    if mixture.scoring == "sigmoid":
-        method = "noaux_tc" if mixture.choice_bias else None
-    return {
-        "moe_intermediate_size": width,
-        "n_routed_experts": mixture.num_experts,
-        "num_experts_per_tok": mixture.experts_per_token,
-        "n_shared_experts": 0 if mixture.shared is None else mixture.shared.hidden_dim // width,
-        "topk_method": method,
-        "norm_topk_prob": mixture.normalize,
-        "routed_scaling_factor": mixture.scale,
-        "n_group": mixture.groups,
-        "topk_group": mixture.groups_per_token,
-    }
 
 
 def _reach(attention: LatentAttentionConfig, stated: int) -> int:

@@ -16,12 +16,12 @@ from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import DRAFTS, EXPERTS
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain
 from polyhead.families.common.reading import read_network
 from polyhead.families.common.steps import Shaped
 from polyhead.families.common.tables import PAIRED
 from polyhead.families.common.tensors import Rule
-from polyhead.families.deepseek import DRAFTS, EXPERTS
 
 
 def read(keys: Keys, *, mixed: bool = False, **rotary: Any) -> TransformerConfig:

@@ -13,10 +13,10 @@ from polyhead.config import AttentionConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import WINDOWS, Gguf, layer_types
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import DRAFTS, EXPERTS, read_networks, write_networks
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed
 from polyhead.families.common.tables import AFTER, DECODER
 from polyhead.families.common.tensors import Rule
-from polyhead.families.deepseek import DRAFTS, EXPERTS, read_networks, write_networks
 
 
 def read(keys: Keys) -> TransformerConfig:

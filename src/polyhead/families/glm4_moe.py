@@ -13,11 +13,7 @@ from polyhead.config import QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, windowed, write_share
-from polyhead.families.common.reading import FULL, SLIDING
-from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK, NORMS
-from polyhead.families.common.tensors import Tensors
-from polyhead.families.deepseek import (
+from polyhead.families.common.mixtures import (
     CHOICE_BIAS,
     EXPERTS,
     GGUF_MIXTURE,
@@ -25,6 +21,10 @@ from polyhead.families.deepseek import (
     read_networks,
     write_networks,
 )
+from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, windowed, write_share
+from polyhead.families.common.reading import FULL, SLIDING
+from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK, NORMS
+from polyhead.families.common.tensors import Tensors
 
 
 def read(keys: Keys, **rotary: Any) -> TransformerConfig:

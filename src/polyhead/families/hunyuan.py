@@ -12,12 +12,11 @@ from polyhead.config import FeedForwardConfig, MixtureConfig, QKNormConfig, Tran
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import dense_layers, write_dense_layers
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain
 from polyhead.families.common.reading import read_network
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, DECODER, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
-from polyhead.families.common.writing import write_dense_layers
-from polyhead.families.deepseek import dense_layers
 from polyhead.families.qwen_moe import EXPERTS, PROJECTIONS
 
 

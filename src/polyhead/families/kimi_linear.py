@@ -21,11 +21,12 @@ from polyhead.config import (
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import read_networks, write_mixture
 from polyhead.families.common.reading import FULL, LINEAR, read_decoder, read_layer_types
 from polyhead.families.common.steps import Shaped
 from polyhead.families.common.tables import AROUND_LAYERS, NORMS, joined_convolution
 from polyhead.families.common.tensors import Rule, Tensors, under
-from polyhead.families.deepseek import read_networks, write_attention, write_mixture
+from polyhead.families.deepseek import write_attention
 
 _EVERY = 4
 _ALIASES = {

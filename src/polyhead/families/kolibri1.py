@@ -13,11 +13,11 @@ from typing import Any
 from polyhead.config import QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import EXPERTS
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed, write_window
 from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.tables import DECODER, SINKS
 from polyhead.families.common.tensors import Rule
-from polyhead.families.deepseek import EXPERTS
 from polyhead.families.qwen_moe import EXPERTS as EXPERTS_OF_FLINT
 from polyhead.families.qwen_moe import (
     HARMLESS,

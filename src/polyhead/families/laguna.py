@@ -17,6 +17,7 @@ from polyhead.config import (
 )
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import dense_layers, write_dense_layers
 from polyhead.families.common.plain import PLAIN_DEFAULTS, write_ropes_of_kinds
 from polyhead.families.common.reading import (
     FULL,
@@ -30,8 +31,6 @@ from polyhead.families.common.reading import (
 from polyhead.families.common.rope import reach, read_ropes_of_kinds
 from polyhead.families.common.tables import DECODER
 from polyhead.families.common.tensors import Rule, under
-from polyhead.families.common.writing import write_dense_layers
-from polyhead.families.deepseek import dense_layers
 from polyhead.families.qwen_moe import EXPERTS, PROJECTIONS
 
 _ROPES = {

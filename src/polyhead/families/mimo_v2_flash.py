@@ -10,6 +10,13 @@ from typing import Any
 from polyhead.config import FeedForwardConfig, LayerConfig, MixtureConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import (
+    EXPERTS,
+    dense_layers,
+    read_mixture,
+    write_dense_layers,
+    write_mixture,
+)
 from polyhead.families.common.plain import PLAIN_DEFAULTS, write_ropes_of_kinds
 from polyhead.families.common.reading import (
     FULL,
@@ -23,8 +30,6 @@ from polyhead.families.common.reading import (
 from polyhead.families.common.rope import reach, read_ropes_of_kinds
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors
-from polyhead.families.common.writing import write_dense_layers
-from polyhead.families.deepseek import EXPERTS, dense_layers, read_mixture, write_mixture
 
 _PART = 0.334
 _ROPES = {

@@ -15,10 +15,10 @@ from typing import Any
 from torch import Tensor
 
 from polyhead.families.common.family import Family
+from polyhead.families.common.mixtures import STACKED_EXPERTS
 from polyhead.families.common.steps import At, OneToOne, PerExpert, Rows
 from polyhead.families.common.tables import DECODER
 from polyhead.families.common.tensors import Rule
-from polyhead.families.deepseek import STACKED_EXPERTS
 from polyhead.families.ernie4_5 import FAMILIES as ERNIE
 from polyhead.families.glm import FAMILIES as GLM
 from polyhead.families.glm4_moe import FAMILIES as GLM_MOE

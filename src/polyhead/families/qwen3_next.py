@@ -28,12 +28,12 @@ from polyhead.config import (
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import DRAFTS, STACKED_EXPERTS
 from polyhead.families.common.plain import Plain
 from polyhead.families.common.reading import FULL, LINEAR, read_layer_types, read_network
 from polyhead.families.common.steps import At, Pieces, QKVOfStates, Shaped, Step
 from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
-from polyhead.families.deepseek import DRAFTS, STACKED_EXPERTS
 from polyhead.families.qwen_moe import (
     EXPERTS,
     HARMLESS,

@@ -7,10 +7,10 @@ from typing import Any
 from polyhead.config import FeedForwardConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import EXPERTS, read_mixture, write_mixture
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain
 from polyhead.families.common.reading import read_activation
 from polyhead.families.common.tables import DECODER
-from polyhead.families.deepseek import EXPERTS, read_mixture, write_mixture
 
 
 def read(keys: Keys) -> TransformerConfig:

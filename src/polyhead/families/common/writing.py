@@ -75,12 +75,6 @@ def write_mixture(mixture: Any) -> dict[str, Any]:
     }
 
 
-def write_dense_layers(config: TransformerConfig) -> dict[str, Any]:
-    """The inverse of ``read_dense_layers``."""
-    networks = [layer.feed_forward for layer in config.layers]
-    return {"mlp_layer_types": ["sparse" if hasattr(n, "expert") else "dense" for n in networks]}
-
-
 def write_token_ids(config: TransformerConfig) -> dict[str, Any]:
     """The inverse of ``read_token_ids``."""
     eos = config.eos_token_ids
