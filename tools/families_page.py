@@ -67,7 +67,7 @@ NAMES = {
     "lightning": "Lightning attention",
     "mamba": "Mamba",
     "mamba2": "Mamba-2",
-    "side_by_side": "attention beside Mamba-2",
+    "hybrid_heads": "attention beside Mamba-2",
     "cross_layer": "keys of an earlier layer",
     "short_convolution": "short convolution",
 }

@@ -167,7 +167,9 @@ class Case:
         build = getattr(kind, "from_config", None) or kind._from_config
         model = build(config, attn_implementation=self.attention).eval()
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-            if name.endswith(("e_score_correction_bias", "expert_bias", "final_logits_bias")):
+            if name.endswith("layer_scalar"):
+                torch.nn.init.uniform_(tensor, 0.5, 1.5)
+            elif name.endswith(("e_score_correction_bias", "expert_bias", "final_logits_bias")):
                 torch.nn.init.normal_(tensor, std=0.3)
             elif tensor.requires_grad:  # sinusoids are parameters that are not trained
                 # Biases start at 0 and norms at 1, where nothing would notice their loss.

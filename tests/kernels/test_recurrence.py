@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import polyhead as ph
+from allocations import measured
 from recurrence_oracle import check, check_draws, random_problem
 
 DECAYS = (None, "head", "token", "feature")
@@ -43,6 +44,18 @@ def test_float64_is_the_formula(kernel, decay, delta):
             sizes=(2, (70, 5, 64, 1)[seed], 16, 24),
         )  # fmt: skip
         check(problem, *run(problem, kernel))
+
+
+@KINDS
+def test_a_long_call_holds_the_numbers_of_some_tokens_and_equals_one_with_gradients(decay, delta):
+    problem = random_problem(
+        decay=decay, delta=delta, state=True, padded=True, sizes=(2, 1100, 8, 8)
+    )
+    used, found = measured(lambda: run(problem, "chunked"))
+    problem.q.requires_grad_()
+    most, wanted = measured(lambda: run(problem, "chunked"))
+    torch.testing.assert_close(found, tuple(x.detach() for x in wanted), atol=1e-12, rtol=0)
+    assert used < 0.8 * most
 
 
 @pytest.mark.parametrize("key_dim", [16, 128])

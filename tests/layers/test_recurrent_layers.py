@@ -24,6 +24,8 @@ from polyhead.layers import (
     GatedAttentionConfig,
     GatedDeltaNet,
     GatedDeltaNetConfig,
+    HybridHeads,
+    HybridHeadsConfig,
     KimiDeltaAttention,
     KimiDeltaAttentionConfig,
     LightningAttention,
@@ -35,8 +37,6 @@ from polyhead.layers import (
     MultiHeadAttention,
     ShortConvolution,
     ShortConvolutionConfig,
-    SideBySide,
-    SideBySideConfig,
 )
 from polyhead.layers.recurrent import RecurrentLayer
 from polyhead.layers.registry import build_attention
@@ -59,9 +59,9 @@ KINDS: dict[str, HeadLayout] = {
     "Lightning attention": LightningAttentionConfig(4, 6, slope_scale=0.8),
     "short convolution": ShortConvolutionConfig(width=20, conv_kernel=4, bias=True),
 }
-BESIDE = SideBySideConfig(
-    4, 2, 8, rope=RopeConfig(), beside=Mamba2Config(4, 2, 8, 6, norm_place=None),
-    attention_scales=(0.9, 1.5), beside_scales=(1.25, 0.7),
+BESIDE = HybridHeadsConfig(
+    4, 2, 8, rope=RopeConfig(), mamba=Mamba2Config(4, 2, 8, 6, norm_place=None),
+    attention_scales=(0.9, 1.5), mamba_scales=(1.25, 0.7),
 )  # fmt: skip
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -355,12 +355,12 @@ def test_lightning_attention_is_that_of_minimax():
 def test_heads_beside_a_mixer_are_both_scaled_and_added():
     torch.manual_seed(0)
     mine = build_attention(E, BESIDE).double().eval()
-    assert isinstance(mine, SideBySide)
+    assert isinstance(mine, HybridHeads)
     x, causal = tokens(2, 30, torch.float64), ph.Causal()
     plain = MultiHeadAttention(E, 4, 2, head_dim=8, rope=RopeConfig(), bias=False).double()
     own = {name: each for name, each in mine.state_dict().items() if "beside" not in name}
     plain.load_state_dict(own)
-    want = 1.5 * plain(0.9 * x, mask=causal) + 0.7 * mine.beside(1.25 * x, mask=causal)
+    want = 1.5 * plain(0.9 * x, mask=causal) + 0.7 * mine.mamba(1.25 * x, mask=causal)
     torch.testing.assert_close(mine(x, mask=causal), want)
     cache = LayerCache(BESIDE.memories, spare=1)
     parts = [mine(part, mask=causal, cache=cache) for part in x.split([20, 1, 3, 6], dim=1)]
@@ -375,5 +375,5 @@ def test_heads_beside_a_mixer_are_both_scaled_and_added():
         mine(x, mask=causal, cache=ph.DenseCache())
     with pytest.raises(UnsupportedError, match="takes no context"):
         mine(x, x, mask=causal)
-    with pytest.raises(ConfigError, match="beside_scales must be 2 factors"):
-        dataclasses.replace(BESIDE, beside_scales=(1.0,))
+    with pytest.raises(ConfigError, match="mamba_scales must be 2 factors"):
+        dataclasses.replace(BESIDE, mamba_scales=(1.0,))

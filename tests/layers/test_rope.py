@@ -43,6 +43,8 @@ CASES = [
     ("yarn", SCALINGS["yarn"] | {"mscale": 1.0, "mscale_all_dim": 0.5}),
     ("yarn", SCALINGS["yarn"] | {"truncate": False, "beta_fast": 24.0, "beta_slow": 2.0}),
     ("longrope", SCALINGS["longrope"] | {"attention_factor": 1.25}),
+    ("proportional", {"rotated": 16}),
+    ("proportional", {"rotated": 24, "factor": 4.0}),
 ]
 
 
@@ -51,6 +53,9 @@ def of_transformers(name: str, fields: dict, dtype: torch.dtype, partial: float 
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+    fields = dict(fields)
+    if "rotated" in fields:
+        partial = fields.pop("rotated") / 64
     theirs = {
         "original_max_position_embeddings" if key == "original_max_positions" else key: (
             list(value) if isinstance(value, tuple) else value

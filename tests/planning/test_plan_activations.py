@@ -26,6 +26,7 @@ from polyhead.layers import (
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
+    HybridHeadsConfig,
     IndexerConfig,
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
@@ -34,10 +35,10 @@ from polyhead.layers import (
     Mamba2Config,
     MambaConfig,
     MixtureConfig,
+    NormConfig,
     QKNormConfig,
     RopeConfig,
     ShortConvolutionConfig,
-    SideBySideConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
 )
@@ -100,6 +101,10 @@ LAYERS = {
         "torch",
         tokens=LONG,
     ),
+    "normed values": Case(
+        LayerConfig(heads(16, 16, 64, rope=None, v_norm=NormConfig(weight=False)), NARROW),
+        share=0.8,
+    ),
     "no rotation": Case(LayerConfig(heads(16, 16, 64, rope=None), NARROW), "native"),
     "window": Case(LayerConfig(heads(32, 32, 64, window=33), NARROW), "torch", tokens=LONG),
     "latent": Case(LayerConfig(LATENT, NARROW), tokens=LONG, tiles=TILES),
@@ -109,14 +114,16 @@ LAYERS = {
     "absorbed latent": Case(LayerConfig(replace(LATENT, kv_lora_rank=48), NARROW), tokens=LONG),
     "gated heads": Case(LayerConfig(GatedAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)),
     "heads with a norm": Case(
-        LayerConfig(SubNormAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
+        LayerConfig(SubNormAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW), share=0.9
     ),
     "differences": Case(
         LayerConfig(DifferentialAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
     ),
     # Of these a plan counts the most of several stages, each a little more than it takes.
     "chosen latents": Case(LayerConfig(SPARSE, NARROW), share=0.6, tokens=LONG, tiles=TILES),
-    "gated DeltaNet": Case(LayerConfig(GatedDeltaNetConfig(8, 4, 32, 32), NARROW), share=0.6),
+    "gated DeltaNet": Case(
+        LayerConfig(GatedDeltaNetConfig(8, 4, 32, 32), NARROW), share=0.6, tiles=CHUNKS
+    ),
     "Kimi delta": Case(
         LayerConfig(KimiDeltaAttentionConfig(8, 8, 32, 32), NARROW), share=0.6, tiles=CHUNKS
     ),
@@ -130,16 +137,16 @@ LAYERS = {
     "Lightning": Case(
         LayerConfig(LightningAttentionConfig(16, 32), NARROW), share=0.6, tiles=CHUNKS
     ),
-    "side by side": Case(
+    "hybrid heads": Case(
         LayerConfig(
-            SideBySideConfig(
+            HybridHeadsConfig(
                 8,
                 2,
                 32,
                 rope=RopeConfig(),
-                beside=Mamba2Config(16, 2, 32, 32),
+                mamba=Mamba2Config(16, 2, 32, 32),
                 attention_scales=(0.5, 2.0),
-                beside_scales=(0.5, 2.0),
+                mamba_scales=(0.5, 2.0),
             ),
             NARROW,
         ),

@@ -25,6 +25,7 @@ from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
+from polyhead.config.hybrid_heads import HybridHeadsConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
@@ -39,7 +40,6 @@ from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.short_convolution import ShortConvolutionConfig
-from polyhead.config.side_by_side import SideBySideConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
@@ -62,6 +62,7 @@ __all__ = [
     "GatedDeltaNetConfig",
     "HeadLayout",
     "HeadTransformConfig",
+    "HybridHeadsConfig",
     "IndexerConfig",
     "InitialConfig",
     "KimiDeltaAttentionConfig",
@@ -87,7 +88,6 @@ __all__ = [
     "RopeConfig",
     "RopeType",
     "ShortConvolutionConfig",
-    "SideBySideConfig",
     "SinusoidConfig",
     "SparseLatentAttentionConfig",
     "State",

@@ -183,6 +183,11 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return self.qkv_bias if self.k_bias is None else self.k_bias
 
     @property
+    def makes_keys(self) -> bool:
+        """Whether the layer makes keys and values of its own, and reads no other layer's."""
+        return True
+
+    @property
     def projects_values(self) -> bool:
         """Whether values are what a projection of their own makes of the layer's input."""
         return self.v_norm is None and not self.values_from_keys
@@ -230,12 +235,12 @@ class AttentionConfig(HeadLayout, kind="heads"):
     ) -> Iterator[ParameterGroup]:
         E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
         C = embed_dim if context_dim is None else context_dim
-        made, held = self.output_heads, self._projected
+        made = self.output_heads
         projected = [(made, H // made * D, E, self.qkv_bias)]
-        if held is not None:
-            projected.append((held.num_kv_heads, held.key_dim, C, self.has_k_bias))
+        if self.makes_keys:
+            projected.append((G, D, C, self.has_k_bias))
             if not self.values_from_keys:
-                projected.append((held.num_kv_heads, held.value_dim, C, self.qkv_bias))
+                projected.append((G, self.value_dim, C, self.qkv_bias))
         for units, size, features, bias in projected:
             yield ParameterGroup("attention", units, size * features)
             if bias:
@@ -248,17 +253,12 @@ class AttentionConfig(HeadLayout, kind="heads"):
         if self.qk_norm is not None:
             size = self.qk_norm.norm.parameters(D)
             each = self.qk_norm.place == "full_width" or self.qk_norm.per_head
-            for units in (H,) if held is None else (H, G):
+            for units in (H, G) if self.makes_keys else (H,):
                 yield ParameterGroup("norms", units if each else 1, size, multiplied=False)
-        if self.v_norm is not None and held is not None:
+        if self.v_norm is not None and self.makes_keys:
             yield ParameterGroup(
                 "norms", 1, self.v_norm.parameters(self.value_dim), multiplied=False
             )
-
-    @property
-    def _projected(self) -> PerToken | None:
-        """The keys and values that this layer makes of its input; None: it makes none."""
-        return self.kv
 
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * (self.head_dim + self.value_dim))
@@ -267,9 +267,13 @@ class AttentionConfig(HeadLayout, kind="heads"):
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
         H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
-        Q, K, V = H * self.head_dim, G * self.head_dim, self.value_dim
-        made, copies = Q + K + G * V * (1 if self.value_scale == 1.0 else 2), self._copies(half)
-        return made + max(copies * Q, Q + copies * K if copies else 0, 2 * H * V + embed_dim)
+        Q, K, V = H * self.head_dim, G * self.head_dim, G * self.value_dim
+        copies, behind = self._copies(half), 2 * H * self.value_dim + embed_dim
+        values = 0 if self.value_scale == 1.0 else 1
+        if self.v_norm is not None:
+            values += NORMED_HALF if half else 1
+        held = max(copies * Q, Q + copies * K if copies else 0, values * V, behind)
+        return Q + K + V + held
 
     def _copies(self, half: bool) -> int:
         """Extra memory while q or k is normed and rotated, as a multiple of its size."""

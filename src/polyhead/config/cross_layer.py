@@ -31,6 +31,10 @@ class CrossLayerAttentionConfig(AttentionConfig, kind="cross_layer"):
         for name in ("v_norm", "values_from_keys", "hands_on_keys", "k_bias", "qkv_clip"):
             if getattr(self, name) not in (None, False):
                 raise ConfigError(f"a layer that reads another's keys has no {name}")
+        if self.value_scale != 1.0:
+            raise ConfigError(
+                f"a layer that reads another's values has no value_scale: got {self.value_scale}"
+            )
 
     @property
     def layout(self) -> str:
@@ -66,5 +70,5 @@ class CrossLayerAttentionConfig(AttentionConfig, kind="cross_layer"):
             )
 
     @property
-    def _projected(self) -> PerToken | None:
-        return None
+    def makes_keys(self) -> bool:
+        return False

@@ -80,7 +80,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "mamba2": "polyhead.config.mamba2",
         "short_convolution": "polyhead.config.short_convolution",
         "cross_layer": "polyhead.config.cross_layer",
-        "side_by_side": "polyhead.config.side_by_side",
+        "hybrid_heads": "polyhead.config.hybrid_heads",
     }
 
     num_heads: int

@@ -8,7 +8,7 @@ import math
 from dataclasses import fields, replace
 from typing import Any
 
-from polyhead.config import AttentionConfig, SideBySideConfig, TransformerConfig
+from polyhead.config import AttentionConfig, HybridHeadsConfig, TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.families.bamba import AROUND_MIXERS
 from polyhead.families.common.family import Family
@@ -46,11 +46,11 @@ def read(keys: Keys) -> TransformerConfig:
     heads, of_keys = plain.attention(), keys.number("key_multiplier")
     if of_keys != 1.0:  # what multiplies keys multiplies scores
         heads = replace(heads, scale=of_keys * heads.head_dim**-0.5)
-    layer = SideBySideConfig(
+    layer = HybridHeadsConfig(
         **{each.name: getattr(heads, each.name) for each in fields(AttentionConfig)},
-        beside=state,
+        mamba=state,
         attention_scales=_ends(keys, "attention"),
-        beside_scales=_ends(keys, "ssm"),
+        mamba_scales=_ends(keys, "ssm"),
     )
     return plain.decoder(
         [plain.layer(layer)],
@@ -73,9 +73,9 @@ def _ends(keys: Keys, part: str) -> tuple[float, float]:
 
 def write(config: TransformerConfig) -> dict[str, Any]:
     layer, network = config.layers[0].attention, config.layers[0].feed_forward
-    if not isinstance(layer, SideBySideConfig) or network is None:
+    if not isinstance(layer, HybridHeadsConfig) or network is None:
         raise ConfigError("this family needs attention and Mamba-2 side by side in every layer")
-    state, scales = layer.beside, {"attention": layer.attention_scales, "ssm": layer.beside_scales}
+    state, scales = layer.mamba, {"attention": layer.attention_scales, "ssm": layer.mamba_scales}
     sizes: Any = network
     return {
         **write_mamba2(state, config.embed_dim),
@@ -105,7 +105,7 @@ def _of_keys(scale: float, head_dim: int) -> float:
 TENSORS = Tensors(
     (
         *AROUND_MIXERS,
-        *mamba2_rules("layers.{i}.mamba.", "layers.{i}.attention.beside."),
+        *mamba2_rules("layers.{i}.mamba.", "layers.{i}.attention.mamba."),
         *ATTENTION,
     ),
     dropped=FREQUENCIES,

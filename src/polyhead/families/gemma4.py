@@ -45,11 +45,15 @@ from polyhead.families.common.tables import SANDWICH
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.common.writing import write_activation
 
+_THETAS: dict[str, float | None] = {FULL: 1e6, SLIDING: 1e4}
 _ROPES = {
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
-    SLIDING: {"rope_type": "default", "rope_theta": 1e4},
+    FULL: {
+        "rope_type": "proportional",
+        "partial_rotary_factor": 0.25,
+        "rope_theta": _THETAS[FULL],
+    },
+    SLIDING: {"rope_type": "default", "rope_theta": _THETAS[SLIDING]},
 }
-_THETAS = {FULL: 1e6, SLIDING: 1e4}
 _OVERRIDDEN = ("head_dim", "num_key_value_heads")
 
 

@@ -12,6 +12,7 @@ from polyhead.config import (
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
+    HybridHeadsConfig,
     IndexerConfig,
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
@@ -24,7 +25,6 @@ from polyhead.config import (
     QKNormConfig,
     RopeConfig,
     ShortConvolutionConfig,
-    SideBySideConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
@@ -36,6 +36,7 @@ from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
+from polyhead.layers.hybrid_heads import HybridHeads
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.lightning_attention import LightningAttention
@@ -45,7 +46,6 @@ from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.layers.short_convolution import ShortConvolution
-from polyhead.layers.side_by_side import SideBySide
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.transformer_layer import TransformerLayer
@@ -66,6 +66,8 @@ __all__ = [
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
     "HookHandle",
+    "HybridHeads",
+    "HybridHeadsConfig",
     "IndexerConfig",
     "KimiDeltaAttention",
     "KimiDeltaAttentionConfig",
@@ -90,8 +92,6 @@ __all__ = [
     "RopeConfig",
     "ShortConvolution",
     "ShortConvolutionConfig",
-    "SideBySide",
-    "SideBySideConfig",
     "SinusoidalPositions",
     "SparseLatentAttention",
     "SparseLatentAttentionConfig",

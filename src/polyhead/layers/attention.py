@@ -76,8 +76,6 @@ class MultiHeadAttention(Hooked):
     """
 
     config_class: ClassVar[type[AttentionConfig]] = AttentionConfig
-    _has_keys: ClassVar[bool] = True
-    """Whether the layer makes keys and values of its own."""
     _fixed = frozenset(
         [
             "config",
@@ -182,7 +180,7 @@ class MultiHeadAttention(Hooked):
         self.softcap, self.dropout = config.softcap, config.dropout
 
         self.q_proj = nn.Linear(embed_dim, H * D, bias=config.qkv_bias)
-        if self._has_keys:
+        if config.makes_keys:
             self.k_proj = nn.Linear(self.kdim, G * D, bias=config.has_k_bias)
             if not config.values_from_keys:
                 self.v_proj = nn.Linear(self.vdim, G * V, bias=config.qkv_bias)
@@ -191,9 +189,9 @@ class MultiHeadAttention(Hooked):
         self.qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
         if config.qk_norm is not None:
             self.q_norm = build_qk_norm(H, D, config.qk_norm)
-            if self._has_keys:
+            if config.makes_keys:
                 self.k_norm = build_qk_norm(G, D, config.qk_norm)
-        if config.v_norm is not None and self._has_keys:
+        if config.v_norm is not None and config.makes_keys:
             self.v_norm = build_norm(V, config.v_norm)
         self.rope = rope
         if rope is None and config.rope is not None:
@@ -201,7 +199,7 @@ class MultiHeadAttention(Hooked):
         # If queries and keys are treated alike, one rotation turns both.
         self._rotates_together = (
             self.rope is not None
-            and self._has_keys
+            and config.makes_keys
             and not config.values_from_keys
             and config.qk_norm is None
             and config.query_temperature is None

@@ -30,7 +30,6 @@ class CrossLayerAttention(MultiHeadAttention):
     """
 
     config_class: ClassVar[type[AttentionConfig]] = CrossLayerAttentionConfig
-    _has_keys: ClassVar[bool] = False
 
     def _self_attention(
         self,

@@ -7,7 +7,7 @@ have fewer heads than H, as in grouped attention: head h uses head h // (H / hea
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -73,6 +73,15 @@ class RecurrenceCall:
     def dtype(self) -> torch.dtype:
         """What it is computed in, and the dtype of the state."""
         return accumulation_dtype(self.q.dtype)
+
+    def tokens(self, start: int, stop: int) -> RecurrenceCall:
+        """The same call of some of its tokens."""
+        q, k, v = (x[:, :, start:stop] for x in (self.q, self.k, self.v))
+        decay, beta = (
+            x if x is None or x.ndim == 1 else x[:, :, start:stop] for x in (self.decay, self.beta)
+        )
+        real = None if self.real is None else self.real[:, start:stop]
+        return replace(self, q=q, k=k, v=v, decay=decay, beta=beta, real=real)
 
     def tensors(self) -> dict[str, Tensor]:
         """The arguments that are tensors, by name."""

@@ -82,7 +82,7 @@ class Wrapper:
         return re.compile(rf"{self.around.pattern}(?:model\.)?{self.module}\.")
 
     @cached_property
-    def beside(self) -> re.Pattern[str]:
+    def omitted(self) -> re.Pattern[str]:
         """The beginning of names of what is left out."""
         return re.compile(rf"{self.around.pattern}(?:model\.)?({'|'.join(self.left_out)})(?:\.|$)")
 
@@ -330,7 +330,7 @@ class Text:
         names: dict[str, str] = {}
         left_out: list[str] = []
         for name, tensor in tensors.items():
-            if wrapper.beside.match(name):
+            if wrapper.omitted.match(name):
                 left_out.append(name)
                 continue
             bare = self.bare(name)
@@ -362,7 +362,7 @@ class Text:
         """The modules of tensors that ids do not pass through."""
         if self.wrapper is None:
             return ()
-        found = (self.wrapper.beside.match(name) for name in names)
+        found = (self.wrapper.omitted.match(name) for name in names)
         return tuple(dict.fromkeys(match[1] for match in found if match))
 
     def _tied(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:

@@ -22,6 +22,7 @@ Shape letters: B batch, H heads, N chunks, C tokens of a chunk, K key size, V va
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,6 +33,8 @@ from polyhead.kernels.recurrence.base import RecurrenceKernel
 from polyhead.semantics.recurrence_call import RecurrenceCall, with_heads
 
 CHUNK = 64
+_TOKENS = 8 * CHUNK
+"""Tokens whose numbers are held at a time, where no gradient keeps all of them."""
 _SMALLEST = 8
 """Tokens whose decays by feature are taken pair by pair."""
 _NOTHING = -1000.0
@@ -48,15 +51,27 @@ class ChunkedKernel(RecurrenceKernel):
         return None
 
     def run(self, call: RecurrenceCall) -> tuple[Tensor, Tensor]:
+        T = call.q.shape[2]
+        size = min(CHUNK, 1 << max(T - 1, 0).bit_length())
+        if call.delta:  # a chunk of more tokens than key features loses digits
+            size = min(size, max(_SMALLEST, 1 << (call.q.shape[3] - 1).bit_length()))
+        if T <= _TOKENS or call.requires_grad:
+            return self._computed(call, size)
+        outs = []
+        for start in range(0, T, _TOKENS):
+            out, state = self._computed(call.tokens(start, start + _TOKENS), size)
+            call = replace(call, state=state)
+            outs.append(out)
+        return torch.cat(outs, dim=2), state
+
+    def _computed(self, call: RecurrenceCall, size: int) -> tuple[Tensor, Tensor]:
+        """``run`` in chunks of ``size`` tokens, the numbers of all of them at a time."""
         H, T = call.heads, call.q.shape[2]
         by_feature = call.decay is not None and call.decay.ndim == 4
         shared = call.q.shape[1]
         if by_feature or call.k.shape[1] != shared:
             shared = H
         q, k, v, decay, beta = call.precise(heads=shared)
-        size = min(CHUNK, 1 << max(T - 1, 0).bit_length())
-        if call.delta:  # a chunk of more tokens than key features loses digits
-            size = min(size, max(_SMALLEST, 1 << (q.shape[3] - 1).bit_length()))
         q, k, v = (_in_chunks(x, size) for x in (q, k, v))
         sums = None
         if decay is not None:

@@ -1,4 +1,4 @@
-"""Attention and a Mamba-2 mixer side by side.
+"""Hybrid heads: attention and a Mamba-2 mixer that read the same input.
 
     out = a_out · attention(a_in · x) + b_out · mamba2(b_in · x)
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from polyhead.config import AttentionConfig, SideBySideConfig
+from polyhead.config import AttentionConfig, HybridHeadsConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.attention import Context, MultiHeadAttention
 from polyhead.layers.attention_parts import check_layer_cache, ragged_positions
@@ -24,13 +24,13 @@ from polyhead.layers.registry import register_builder
 from polyhead.semantics import Bias, Mask
 
 
-class SideBySide(MultiHeadAttention):
-    """``MultiHeadAttention`` with ``beside``, a ``Mamba2``, made from its data.
+class HybridHeads(MultiHeadAttention):
+    """``MultiHeadAttention`` with ``mamba``, a ``Mamba2``, made from its data.
 
     A cache of it is a ``LayerCache`` of the layout's memories.
     """
 
-    config_class: ClassVar[type[AttentionConfig]] = SideBySideConfig
+    config_class: ClassVar[type[AttentionConfig]] = HybridHeadsConfig
 
     def _build(
         self,
@@ -41,8 +41,8 @@ class SideBySide(MultiHeadAttention):
         rope: RoPE | None,
     ) -> None:
         super()._build(embed_dim, config, kdim, vdim, rope)
-        assert isinstance(config, SideBySideConfig)
-        self.beside = Mamba2.from_config(embed_dim, config.beside)
+        assert isinstance(config, HybridHeadsConfig)
+        self.mamba = Mamba2.from_config(embed_dim, config.mamba)
 
     def forward(
         self,
@@ -79,10 +79,10 @@ class SideBySide(MultiHeadAttention):
         if context is not None or context_positions is not None:
             raise UnsupportedError("a layer with a state takes no context: got a context")
         config: Any = self.config
-        (read, given), (beside_read, beside_given) = config.attention_scales, config.beside_scales
+        (read, given), (mamba_read, mamba_given) = config.attention_scales, config.mamba_scales
         known: dict[str, Any] = {"mask": mask, "positions": positions}
         if cache is None:
-            made = _scaled(self.beside(_scaled(x, beside_read), **known), beside_given)
+            made = _scaled(self.mamba(_scaled(x, mamba_read), **known), mamba_given)
             x = _scaled(x, read)
             heads = super().forward(x, None, *more, bias=bias, kernel=kernel, **known, **unknown)
             return _scaled(heads, given) + made
@@ -91,9 +91,9 @@ class SideBySide(MultiHeadAttention):
             positions = ragged_positions(held, x)
         with held.step(x, positions) as step:
             made = step.unpack(
-                self.beside._run(step.pack(_scaled(x, beside_read)), step.real, "auto", step)
+                self.mamba._run(step.pack(_scaled(x, mamba_read)), step.real, "auto", step)
             )
-            x, made = _scaled(x, read), _scaled(made, beside_given)
+            x, made = _scaled(x, read), _scaled(made, mamba_given)
             q, k, v = self._project(x, held.length if positions is None else positions)
             source = step.append("kv", k, v)
             heads = self._answered(x, q, source, mask, bias, positions, kernel)
@@ -104,4 +104,4 @@ def _scaled(x: Tensor, scale: float) -> Tensor:
     return x if scale == 1.0 else x * scale
 
 
-register_builder(SideBySideConfig, SideBySide.from_config)
+register_builder(HybridHeadsConfig, HybridHeads.from_config)
