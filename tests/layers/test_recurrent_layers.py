@@ -358,7 +358,7 @@ def test_heads_beside_a_mixer_are_both_scaled_and_added():
     assert isinstance(mine, HybridHeads)
     x, causal = tokens(2, 30, torch.float64), ph.Causal()
     plain = MultiHeadAttention(E, 4, 2, head_dim=8, rope=RopeConfig(), bias=False).double()
-    own = {name: each for name, each in mine.state_dict().items() if "beside" not in name}
+    own = {name: each for name, each in mine.state_dict().items() if "mamba" not in name}
     plain.load_state_dict(own)
     want = 1.5 * plain(0.9 * x, mask=causal) + 0.7 * mine.mamba(1.25 * x, mask=causal)
     torch.testing.assert_close(mine(x, mask=causal), want)
