@@ -5,6 +5,9 @@
 # make lint   formatting, style, strict types, and which package may import which
 # make types  types of the pages' JavaScript (lint runs it where npm is installed)
 
+# Where this is set, every process that a test starts would compile torch's Python anew: 3 seconds.
+export PYTHONDONTWRITEBYTECODE :=
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

@@ -36,6 +36,12 @@ AS_MODULES = {
     "gemma4_text": "vectors of single layers, normalized values, keys of other layers",
 }
 """Families of heads whose layers native code does not compute to their end, and why."""
+OPTIONS_AS_MODULES = {
+    "full_attn_alpha_factor": "a factor of the residual path",
+    "mlp_alpha_factor": "a factor of the residual path",
+    "layers_block_type": "a layer without a network",
+}
+"""Options with which it computes none of a family's layers, and why."""
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -59,9 +65,12 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case, chosen: tuple[Any, ...]) 
         return
     native_layers = [layer.attention.kind in ("heads", "latent") for layer in config.layers]
     wanted = [NETWORK if each else 0 for each in native_layers]
-    if case.model_type in AS_MODULES:
+    if case.model_type in AS_MODULES or any(
+        each[name] is not None for each in chosen for name in OPTIONS_AS_MODULES.keys() & each
+    ):
         wanted = [last_part(layer) for layer in config.layers]
-        assert NETWORK not in wanted
+        # An option may take away what native code does not compute.
+        assert NETWORK not in wanted or (chosen and case.model_type in AS_MODULES)
         native_layers = [False] * len(wanted)
     torch.manual_seed(0)
     model = ph.Transformer(config).eval()

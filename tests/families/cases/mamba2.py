@@ -57,6 +57,9 @@ CASES = (
             ({}, {"attn_layer_period": 2}, {"attn_layer_offset": 0}),
         ),
         tokens=80,
+        # Half a unit in float32's last place of each weight moves the gradients of our model in
+        # float64 by up to 2.3e-4, in one of its draws.
+        gradient_error=3e-4,
     ),
     Case("mamba", _FIRST, axes=_FIRST_AXES, tokens=80),
     Case("falcon_mamba", _FIRST, axes=(*_FIRST_AXES, ({}, {"mixer_rms_eps": 0.01})), tokens=80),

@@ -35,9 +35,9 @@ CASES = (
         axes=(
             TIED,
             ({}, {"mlp_bias": True}, {"attention_bias": True}),
-            ({}, {"hidden_act": "gelu"}, {"head_dim": 12}),
+            ({}, {"hidden_act": "gelu"}),
             ({}, {"moe_topk": 3}, {"moe_num_shared_experts": 1}),
-            ropes(8),
+            (*ropes(8), {"head_dim": 12}),
         ),
     ),
     Case(
