@@ -43,6 +43,8 @@ _SMALL = {
     "encoder_ffn_dim": 40,
     "encoder_hidden_size": 8,
     "projection_dim": 32,
+    "audio_hidden_size": 32,
+    "blank_token_id": 39,
     "out_hidden_size": 32,
     "hidden_dim": 32,
     "num_layers": 1,
@@ -89,6 +91,7 @@ _SPARSE = {
     "head_dim": 8,
     "mlp_only_layers": [],
 }
+_NEMOTRON = {"hidden_size": 32, "vocab_size": 61}
 _TIED = {"top": {"tie_word_embeddings": True}}
 _UNTIED = {"top": {"tie_word_embeddings": False}}
 _VL = _mrope(1, 1, 2)
@@ -107,6 +110,7 @@ CASES: Mapping[str, Multimodal] = {
     ),
     "deepseek_vl": Multimodal(options=(_UNTIED,)),
     "deepseek_vl_hybrid": Multimodal(options=(_UNTIED,)),
+    "emu3": Multimodal(options=(_TIED,), top={"vocabulary_map": {"<image>": 5}}),
     "exaone4_5": Multimodal(options=(_TIED,)),
     "fuyu": Multimodal(options=(_TIED,)),
     "gemma3": Multimodal(options=(_UNTIED, {"final_logit_softcapping": 0.7})),
@@ -144,6 +148,7 @@ CASES: Mapping[str, Multimodal] = {
     "minicpmv4_6": Multimodal(options=(_TIED,)),
     "mistral3": Multimodal({"sliding_window": None}, (_UNTIED,)),
     "musicflamingo": Multimodal(),
+    "nemo_speechlm": Multimodal(_NEMOTRON),
     "ovis2": Multimodal(options=(_UNTIED,), top={"hidden_size": 32, "vocab_size": 61}),
     "paddleocr_vl": Multimodal(
         {"head_dim": 8, **_VL}, (_UNTIED, {"use_bias": True, "head_dim": 12, **_mrope(2, 2, 2)})
@@ -186,12 +191,14 @@ def _shrunk(config: Any) -> dict[str, Any]:
     """A part's object with small sizes; parts of it too."""
     values: dict[str, Any] = {"model_type": config.model_type}
     for key, small in _SMALL.items():
-        if hasattr(config, key):
+        if hasattr(config, key) and not hasattr(getattr(type(config), key, None), "fget"):
             old = getattr(config, key)
             pair = isinstance(old, list | tuple) and not isinstance(small, list)
             values[key] = [small] * len(old) if pair else small
     for key, spec in type(config).sub_configs_defaults.items():
-        values[key] = _shrunk(spec.default_config)
+        values[key] = _shrunk(
+            spec.default_config if spec.model_type else spec.config_class(**spec.init_kwargs)
+        )
     return values
 
 

@@ -87,11 +87,13 @@ class QueryTemperatureConfig(Data):
     """Queries grow with their position p: q · (1 + scale · log(1 + floor((p + offset) / every))).
 
     Llama 4 does it (with ``offset`` 1) on layers without rotary positions, Ministral 3 (0) on all.
+    ``power``: they grow as a power instead, q · (1 + (p + offset) / every)^scale (Beam).
     """
 
     scale: float
     every: int
     offset: int = 0
+    power: bool = False
 
     def __post_init__(self) -> None:
         check_whole("query temperature every", self.every)

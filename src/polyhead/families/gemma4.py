@@ -205,12 +205,9 @@ def write_unified(config: TransformerConfig) -> dict[str, Any]:
 
 def _write_ropes(heads: Mapping[str, AttentionConfig]) -> dict[str, Any]:
     """The rotary embedding of each kind of layer."""
-    written: dict[str, Any] = write_ropes({kind: a.rope for kind, a in heads.items()})
-    values: dict[str, Any] = written["rope_parameters"]
-    for kind, attention in heads.items():
-        if attention.rope is not None and attention.rope.rotated is not None:
-            values[kind]["partial_rotary_factor"] = attention.rope.rotated / attention.head_dim
-    return values
+    sizes = {kind: each.head_dim for kind, each in heads.items()}
+    written: dict[str, Any] = write_ropes({kind: a.rope for kind, a in heads.items()}, sizes)
+    return dict(written["rope_parameters"])
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:

@@ -114,6 +114,8 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "cohere2_vision": Wrapper("cohere2", tied=True),
     "deepseek_vl": Wrapper("llama", _DEEPSEEK_VL, tied=True),
     "deepseek_vl_hybrid": Wrapper("llama", _DEEPSEEK_VL, tied=True),
+    # Pictures are tokens of its vocabulary; the codec alone makes them of pixels.
+    "emu3": Wrapper("emu3_text_model", ("vqmodel",), module="text_model"),
     "exaone4_5": Wrapper("exaone4", _VISUAL, renamed={"exaone4_5_text": "exaone4"}),
     "fuyu": Wrapper("persimmon", ("vision_embed_tokens",), flat=True),
     "gemma3": Wrapper("gemma3_text", tied=True),
@@ -147,6 +149,16 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "minicpmv4_6": Wrapper("qwen3_5_text", ("vision_tower", "merger")),
     "mistral3": Wrapper("mistral", tied=True),
     "musicflamingo": Wrapper("qwen2", _AUDIO),
+    "nemo_speechlm": Wrapper(
+        "nemotron_h",
+        ("perception", "ctc_timestamp"),
+        module="llm",
+        respelt={
+            "model.layers.": "backbone.layers.",
+            "model.embed_tokens.": "backbone.embeddings.",
+            "model.norm.": "backbone.norm_f.",
+        },
+    ),
     "ovis2": Wrapper("qwen2", ("vision_tower", "visual_embeddings_table"), tied=True),
     "paddleocr_vl": Wrapper(
         "paddleocr_vl_text", ("visual", "projector", "mlp_AR"), tied=True, flat=True
@@ -233,6 +245,7 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "qwen3_vl_text": (151_936, 4096, 22_016, 32, 32, 128_000),
     "qwen3_vl_moe_text": (151_936, 2048, 5632, 24, 16, 128_000),
     "qwen3_omni_moe_text": (3584, 2048, 18_944, 28, 28, 32_768),
+    "emu3_text_model": (184_622, 4096, 14_336, 32, 32, 9216),
     "qwen3_5_text": (248_320, 4096, 12_288, 32, 16, 32_768),
     "glm4v_text": (151_552, 4096, 13_696, 40, 32, 32_768),
     "glm4v_moe_text": (151_424, 4096, 10_944, 46, 96, 65_536),
@@ -266,7 +279,8 @@ _OF_OTHERS = frozenset(
         "video_start_token_id", "video_token_id", "video_token_index", "vision_aspect_ratio",
         "vision_config", "vision_end_token_id", "vision_feature_layer", "vision_feature_layers",
         "vision_feature_select_strategy", "vision_start_token_id", "vision_token_id",
-        "visual_indicator_token_ids", "vq_config", "window_size",
+        "visual_indicator_token_ids", "vocabulary_map", "vq_config", "window_size",
+        "word_timestamp_config",
     )
 )  # fmt: skip
 # Keys that a wrapper repeats of its text model.
