@@ -92,6 +92,12 @@ _SPARSE = {
     "mlp_only_layers": [],
 }
 _NEMOTRON = {"hidden_size": 32, "vocab_size": 61}
+_GEMMA_4_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 20,
+}
 _TIED = {"top": {"tie_word_embeddings": True}}
 _UNTIED = {"top": {"tie_word_embeddings": False}}
 _VL = _mrope(1, 1, 2)
@@ -114,7 +120,7 @@ CASES: Mapping[str, Multimodal] = {
     "exaone4_5": Multimodal(options=(_TIED,)),
     "fuyu": Multimodal(options=(_TIED,)),
     "gemma3": Multimodal(options=(_UNTIED, {"final_logit_softcapping": 0.7})),
-    "gemma4": Multimodal(options=(_UNTIED,)),
+    "gemma4": Multimodal(options=(_UNTIED, _GEMMA_4_EXPERTS)),
     "gemma4_unified": Multimodal(options=(_UNTIED,)),
     "glm4v": Multimodal(_GLM, (_TIED, _mrope(1, 1, 0, partial_rotary_factor=0.5))),
     "glm46v": Multimodal(_GLM),
