@@ -110,7 +110,9 @@ _GLM = {"head_dim": 8, **_VL}
 
 CASES: Mapping[str, Multimodal] = {
     "audioflamingo3": Multimodal(),
+    "aria": Multimodal(),
     "aya_vision": Multimodal({"logit_scale": 0.25}, (_UNTIED, {"model_type": "cohere"})),
+    "cohere_compass": Multimodal(options=(_TIED,)),
     "cohere2_vision": Multimodal(
         {"logit_scale": 0.25}, (_UNTIED,), {"alignment_intermediate_size": 16}
     ),
@@ -136,21 +138,26 @@ CASES: Mapping[str, Multimodal] = {
         (_TIED, {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5}),
     ),
     "glmasr": Multimodal(options=(_UNTIED,)),
+    "glmga": Multimodal(_GLM, (_TIED,)),
     "got_ocr2": Multimodal(options=(_UNTIED,)),
     "granite_speech": Multimodal({"logits_scaling": 4.0}, (_UNTIED,)),
     "granite_speech_plus": Multimodal({"logits_scaling": 4.0}),
+    "hyperclovax_vision_v2": Multimodal(options=(_UNTIED,)),
     "idefics2": Multimodal(options=(_TIED, {"sliding_window": 7})),
     "idefics3": Multimodal(options=(_TIED,)),
     "internvl": Multimodal(options=(_UNTIED, {"model_type": "llama"})),
     "janus": Multimodal(options=(_UNTIED,)),
     "kimi_k25": Multimodal(options=(_UNTIED,)),
     "lfm2_vl": Multimodal(),
+    "lfm3_vl": Multimodal(options=(_UNTIED,)),
     "lighton_ocr": Multimodal(options=(_UNTIED,)),
     "llama4": Multimodal(options=({"use_qk_norm": False},)),
     "llava": Multimodal(options=_OTHER_TEXTS),
     "llava_next": Multimodal(options=_OTHER_TEXTS),
     "llava_next_video": Multimodal(),
     "llava_onevision": Multimodal(options=(_TIED,)),
+    "minicpm_ocr": Multimodal(options=(_UNTIED,)),
+    "minicpmv4_7": Multimodal(options=(_TIED,)),
     "minicpmv4_6": Multimodal(options=(_TIED,)),
     "mistral3": Multimodal({"sliding_window": None}, (_UNTIED,)),
     "musicflamingo": Multimodal(),
@@ -162,6 +169,7 @@ CASES: Mapping[str, Multimodal] = {
     "paligemma": Multimodal(
         options=(_UNTIED, {"model_type": "gemma2", "final_logit_softcapping": 0.7})
     ),
+    "pp_chart2table": Multimodal(options=(_UNTIED,)),
     "qianfan_ocr": Multimodal(options=(_TIED,)),
     "qwen2_5_omni_thinker": Multimodal(_VL, (_TIED,)),
     "qwen2_5_vl": Multimodal(
@@ -193,18 +201,21 @@ _WITHOUT = {
 """Wrappers of a wrapper, which are tested by their files' prefix."""
 
 
+def _default(spec: Any) -> Any:
+    """A part's config, also where its class has no type."""
+    return spec.default_config if spec.model_type else spec.config_class(**spec.init_kwargs)
+
+
 def _shrunk(config: Any) -> dict[str, Any]:
     """A part's object with small sizes; parts of it too."""
-    values: dict[str, Any] = {"model_type": config.model_type}
+    values: dict[str, Any] = {"model_type": config.model_type} if config.model_type else {}
     for key, small in _SMALL.items():
         if hasattr(config, key) and not hasattr(getattr(type(config), key, None), "fget"):
             old = getattr(config, key)
             pair = isinstance(old, list | tuple) and not isinstance(small, list)
             values[key] = [small] * len(old) if pair else small
     for key, spec in type(config).sub_configs_defaults.items():
-        values[key] = _shrunk(
-            spec.default_config if spec.model_type else spec.config_class(**spec.init_kwargs)
-        )
+        values[key] = _shrunk(_default(spec))
     return values
 
 
@@ -217,7 +228,7 @@ def _config(name: str, option: Values) -> Any:
     if "num_experts" in text:
         sizes.pop("num_local_experts", None)  # another spelling
     parts = {
-        key: _shrunk(spec.default_config)
+        key: _shrunk(_default(spec))
         for key, spec in kind.sub_configs_defaults.items()
         if key != "text_config"
     }

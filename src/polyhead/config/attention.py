@@ -240,9 +240,10 @@ class AttentionConfig(HeadLayout, kind="heads"):
         made = self.output_heads
         projected = [(made, H // made * D, E, self.qkv_bias)]
         if self.makes_keys:
-            projected.append((G, D, C, self.has_k_bias))
+            held = self.kv  # of differential heads in pairs
+            projected.append((held.num_kv_heads, held.key_dim, C, self.has_k_bias))
             if not self.values_from_keys:
-                projected.append((G, self.value_dim, C, self.qkv_bias))
+                projected.append((held.num_kv_heads, held.value_dim, C, self.qkv_bias))
         for units, size, features, bias in projected:
             yield ParameterGroup("attention", units, size * features)
             if bias:
