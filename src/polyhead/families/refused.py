@@ -50,7 +50,6 @@ REFUSED: Mapping[str, str] = {
     "minimax_m3_vl_text": "its layers choose the blocks of keys that each kv head reads",
     "cpmant": "it puts learned prompts before a text, and every token sees all others",
     "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
-    "phi4_multimodal": "its text model has LoRA weights for images and sound in its files",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
     "nystromformer": "it approximates softmax attention by landmarks",
     "mra": "it attends to the blocks that a coarse score chooses, and approximates the others",

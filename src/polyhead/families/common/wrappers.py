@@ -183,6 +183,24 @@ WRAPPERS: Mapping[str, Wrapper] = {
         first=1,
         unused=("use_bidirectional_attention",),
     ),
+    "phi4_multimodal": Wrapper(
+        # The text model's LoRA weights for images and sound are files of their own.
+        "phi3",
+        ("embed_tokens_extend",),
+        flat=True,
+        defaults={
+            "vocab_size": 200_064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "bos_token_id": 199_999,
+            "eos_token_id": [199_999, 200_020],
+            "pad_token_id": 199_999,
+        },
+    ),
     "pp_chart2table": Wrapper("qwen2", tied=True),
     "qianfan_ocr": Wrapper(
         "qwen3",
