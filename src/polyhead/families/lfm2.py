@@ -221,7 +221,6 @@ _GGUF = Gguf(
         "attention.layer_norm_rms_epsilon": "norm_eps",
         "shortconv.l_cache": "conv_L_cache",
     },
-    steps={_LAYER + "conv.conv.weight": ()},
 )
 
 FAMILIES = (
