@@ -77,11 +77,13 @@ class Multimodal:
         text: What is added to the text model's tiny config.
         options: Further configs of the text model, each with keys of the wrapper under "top".
         top: Keys of the wrapper.
+        unread: Numbers of the text model's tensors that no id reads.
     """
 
     text: Values = field(default_factory=dict)
     options: tuple[Values, ...] = ()
     top: Values = field(default_factory=dict)
+    unread: int = 0
 
 
 _SPARSE = {
@@ -190,6 +192,11 @@ CASES: Mapping[str, Multimodal] = {
     "video_llama_3": Multimodal(options=(_TIED,)),
     "video_llava": Multimodal(),
     "vipllava": Multimodal(options=(_TIED,)),
+    "mllama": Multimodal(
+        {"num_hidden_layers": 4, "cross_attention_layers": [1], "head_dim": 8},
+        ({"cross_attention_layers": [0, 3]}, {"cross_attention_layers": None}),
+        unread=8 * 32,
+    ),
     "moss_transcribe_diarize": Multimodal(options=(_UNTIED,)),
     "vibevoice_asr": Multimodal(options=(_TIED,)),
     "voxtral": Multimodal({"head_dim": 8}),
@@ -300,7 +307,7 @@ def test_text_model_equals_the_whole_on_ids(name: str, option: Values, tmp_path:
     # Nothing is lost: what is left out is every tensor that is not the text model's.
     written = load_file(tmp_path / "theirs" / "model.safetensors")
     text = sum(tensor.numel() for key, tensor in written.items() if key not in ours.ignored)
-    assert ours.model.parameter_counts().total == text
+    assert ours.model.parameter_counts().total == text - CASES[name].unread
     assert ours.left_out
     assert {*ours.left_out} <= {*WRAPPERS[name].left_out}
     # Saved, it is the text model alone.
@@ -584,3 +591,10 @@ def test_adapter_of_the_whole_is_merged_into_the_text_model(tmp_path: Path) -> N
     with torch.no_grad():
         theirs.get_submodule(module).weight += 2 * up @ down
     _same(load_checkpoint(tmp_path / "base", adapter=tmp_path / "lora"), _wanted(theirs))
+
+
+@pytest.mark.parametrize("between", ["1", [1.0], [0, 1]])
+def test_layers_of_pictures_are_numbers_that_leave_others(between: object) -> None:
+    text = {**SIZES, "cross_attention_layers": between}
+    with pytest.raises(ConfigError, match=r"cross_attention_layers is .*; supported is a list"):
+        read_config({"model_type": "mllama", "text_config": text}, "config.json")

@@ -38,7 +38,6 @@ REFUSED: Mapping[str, str] = {
     "gemma3n": _ALTUP,
     "gemma3n_text": _ALTUP,
     "git": "a text follows the patches of a picture in one sequence",
-    "mllama": "some layers of its text model attend to a picture, between the others",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
     "longcat_flash": "its experts read the first half of a layer and join the stream behind the "
     "second, and some give back their input",
