@@ -1,4 +1,5 @@
-"""docs/families.md: what is read of every family, from the configurations that the tests draw.
+"""docs/families.md and families.zh.md: what is read of every family, from the configurations that
+the tests draw, and what its modules can do.
 
 python tools/families_page.py
 """
@@ -6,54 +7,131 @@ python tools/families_page.py
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from polyhead.config import LayerConfig, NormConfig, TransformerConfig
+from polyhead.errors import UnsupportedError
 from polyhead.families import REFUSED, families, read_config
 from polyhead.families.common.family import Family
 from polyhead.families.common.wrappers import WRAPPERS
 from polyhead.layers.native_layer import NETWORK, last_part
+from polyhead.models import Transformer
+from polyhead.parallel.classes import check_classes
+from polyhead.parallel.context import check_context
+from polyhead.parallel.experts import mixtures
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests/families"))
 
 from harness import Case, all_cases  # noqa: E402
 
-PAGE = ROOT / "docs/families.md"
+PAGES = {name: ROOT / f"docs/families{name}.md" for name in ("", ".zh")}
 
-_HEAD = """# Model families
+_ENGLISH = (
+    """# Model families
 
 Written by `python tools/families_page.py`, from the configurations that
 the tests draw.
 
 Each family is tested on a tiny random model that transformers saved, and compared with
 transformers' eager float32. Outputs in one pass and through a cache in uneven chunks differ by less
-than 5·10⁻⁵ of their standard deviation, gradients by less than 10⁻⁴ of the greatest. Weights that
+than *exact to*, in standard deviations; gradients by less than 10⁻⁴ of the greatest, unless it says
+otherwise. Weights that
 are saved again are bit-identical, and transformers loads them. An unknown key of config.json is an
 error that names it.
 
-*GGUF* is the architecture of GGUF files, tested in the same way. *One call*: whether a decoding
-step is one native call for all layers, in every kind of cache (–: encoders do not decode; begun: a
-native call for the first sub-layers, modules for the rest; no: modules).
+*Remembers* is what a cache holds for a layer: keys and values of every token, latents in place of
+both, or a state of one size. *One call*: whether a decoding step is one native call for all layers,
+in every kind of cache (–: encoders do not decode; begun: a native call for the first sub-layers,
+modules for the rest; no: modules). *GGUF* is the architecture of GGUF files, tested in the same way.
+*Parallel* are the dimensions of a mesh beside data and shard, which all families have.
 
-| `model_type` | kind | heads | positions | norms | feed-forward | one call | GGUF | not supported |
-|---|---|---|---|---|---|---|---|---|"""
-
-_WRAPPED = """
+| `model_type` | kind | heads | remembers | positions | norms | feed-forward | one call | GGUF | parallel | exact to | not supported |
+|---|---|---|---|---|---|---|---|---|---|---|---|""",  # noqa: E501
+    """
 ## Text inside multimodal models
 
 From the directory of a whole model the text model is loaded; it reads ids. Its type may be another
 family's than the usual one here. What is left out stands in `Checkpoint.left_out`.
 
 | `model_type` | text model | left out |
-|---|---|---|"""
-_REFUSED = """
+|---|---|---|""",
+    """
 ## Refused
 
 | `model_type` | because |
-|---|---|"""
+|---|---|""",
+)
+_CHINESE = (
+    """# 模型家族
+
+由 `python tools/families_page.py` 生成，内容来自测试所抽取的配置。
+
+每个家族都用 transformers 保存的微型随机模型来测试，与 transformers 的 eager float32 比对。无论一次算完，还是分成不等长的块经缓存计算，输出之差都小于“精确到”一栏，以标准差计；除非该栏另有说明，梯度之差小于最大梯度的 10⁻⁴。再次保存的权重逐位相同，transformers 也能加载。config.json 里不认识的键会报错，并指出键名。
+
+“记住”是缓存为一层保存的内容：每个词元的键和值，代替二者的潜在向量，或大小固定的状态。“一次调用”：解码一步是否在各种缓存里都只用一次原生调用算完所有层（–：编码器不解码；部分：前几个子层用原生调用，其余用模块；否：用模块）。“GGUF”是 GGUF 文件的架构名，以同样方式测试。“并行”列出网格中除 data 和 shard 之外的维度，这两个维度所有家族都有。不支持的键和拒绝的原因照错误信息的英文原样列出。
+
+| `model_type` | 类型 | 头 | 记住 | 位置 | 归一化 | 前馈 | 一次调用 | GGUF | 并行 | 精确到 | 不支持 |
+|---|---|---|---|---|---|---|---|---|---|---|---|""",  # noqa: E501
+    """
+## 多模态模型里的文本模型
+
+从整个模型的目录里加载文本模型；它读词元编号。它的类型也可以不是这里写的常见类型。略去的部分见 `Checkpoint.left_out`。
+
+| `model_type` | 文本模型 | 略去 |
+|---|---|---|""",  # noqa: E501
+    """
+## 拒绝的类型
+
+| `model_type` | 原因 |
+|---|---|""",
+)
+_WORDS = {
+    "encoder-decoder": "编码器-解码器",
+    "encoder": "编码器",
+    "decoder": "解码器",
+    "sparse MLA": "稀疏 MLA",
+    "differential attention": "差分注意力",
+    "gated attention": "门控注意力",
+    "sub-norm attention": "内归一化注意力",
+    "attention beside Mamba-2": "注意力与 Mamba-2 并列",
+    "Kimi delta attention": "Kimi delta 注意力",
+    "Lightning attention": "Lightning 注意力",
+    "gated DeltaNet": "门控 DeltaNet",
+    "keys of an earlier layer": "前面某层的键",
+    "short convolution": "短卷积",
+    "keys, values": "键、值",
+    "pooled keys": "汇聚的键",
+    "latents": "潜在向量",
+    "last inputs": "最近的输入",
+    "state": "状态",
+    "rotary of a part": "旋转一部分",
+    "rotary": "旋转",
+    "also": "另有",
+    "learned": "学习得到",
+    "sinusoidal": "正弦",
+    "relative bias": "相对偏置",
+    "windows": "窗口",
+    "chunks": "分段",
+    "parallel, one norm": "并行，一个归一化",
+    "parallel, two norms": "并行，两个归一化",
+    "sandwich": "前后都有",
+    "after": "仅在后",
+    "pre": "前",
+    "post": "后",
+    "q and k": "q 和 k",
+    "gated": "门控",
+    "experts": "专家",
+    "begun": "部分",
+    "gradients": "梯度",
+    "yes": "是",
+    "no": "否",
+}
+"""What cells say, in Chinese; names of types, keys and dimensions stay."""
+_WORD = re.compile(rf"\b({'|'.join(sorted(map(re.escape, _WORDS), key=len, reverse=True))})\b")
 
 
 NAMES = {
@@ -72,10 +150,19 @@ NAMES = {
     "short_convolution": "short convolution",
 }
 """Of head layouts, where they are not those of grouped heads."""
+MEMORIES = {
+    "PerToken": "keys, values",
+    "latent": "latents",
+    "OfLayer": "keys of an earlier layer",
+    "State": "state",
+    "Tail": "last inputs",
+    "Pooled": "pooled keys",
+}
+"""Of classes of memories."""
 
 
-def page() -> str:
-    """The page's text."""
+def pages() -> dict[str, str]:
+    """The pages' texts, by what their names end with."""
     cases = all_cases()
     rows = [_row(family, cases[name]) for name, family in sorted(families().items())]
     refused = [f"| `{name}` | {reason} |" for name, reason in sorted(REFUSED.items())]
@@ -83,26 +170,81 @@ def page() -> str:
         f"| `{name}` | `{each.text_type}` | {_listed(f'`{part}`' for part in each.left_out)} |"
         for name, each in sorted(WRAPPERS.items())
     ]
-    parts = (_HEAD, *rows, _WRAPPED, *wrapped, _REFUSED, *refused, "")
-    return "\n".join(parts)
+    found: dict[str, str] = {}
+    for name, (head, middle, end) in (("", _ENGLISH), (".zh", _CHINESE)):
+        said = [f"| {' | '.join(_translated(row) if name else row)} |" for row in rows]
+        found[name] = "\n".join((head, *said, middle, *wrapped, end, *refused, ""))
+    return found
 
 
-def _row(family: Family, case: Case) -> str:
+def _translated(cells: list[str]) -> list[str]:
+    """A row in Chinese; the type, the dimensions and what is not supported stay."""
+    kept = {0, 9, len(cells) - 1}
+    return [
+        cell if i in kept else _WORD.sub(lambda word: _WORDS[word[0]], cell)
+        for i, cell in enumerate(cells)
+    ]
+
+
+def _row(family: Family, case: Case) -> list[str]:
     found = [_read(case)]
     found += [_read(case, option) for axis in case.axes for option in axis if option]
     layers = [layer for config in found for layer in (*config.layers, *config.encoder_layers)]
-    cells = [
+    return [
         f"`{family.model_type}`",
         _listed(config.kind for config in found),
         _listed(_heads(layer) for layer in layers),
-        _listed([*_rotary(layers), *(each for config in found for each in _positions(config))]),
+        _listed(each for config in found for each in _memories(config)) or "–",
+        _listed([*_rotary(layers), *(each for config in found for each in _positions(config))])
+        or "–",
         _listed(_norms(layer) for layer in layers),
-        _listed(each for layer in layers for each in _network(layer)),
+        _listed(each for layer in layers for each in _network(layer)) or "–",
         _decoding(found),
         family.gguf.arch if family.gguf and case.gguf else "–",
+        _listed(_dimensions(found[0])) or "–",
+        _exact(case),
         "; ".join(f"`{key}`: {why}" for key, why in family.not_supported.items()) or "–",
     ]
-    return f"| {' | '.join(cells)} |"
+
+
+def _memories(config: TransformerConfig) -> Iterator[str]:
+    """What a cache holds of the layers."""
+    for layer in config.layers if config.kind != "encoder" else ():
+        for memory in layer.attention.memories:
+            yield MEMORIES["latent" if getattr(memory, "latent", False) else type(memory).__name__]
+
+
+def _dimensions(config: TransformerConfig) -> Iterator[str]:
+    """Dimensions of a mesh over which the model's modules can be spread."""
+    model = Transformer(config)
+    shared = config.weights_of or config.encoder.weights_of
+    if not shared and _holds(check_classes, model, "tensor"):
+        yield "tensor"
+    if _holds(check_classes, model, "context") and _holds(check_context, model):
+        yield "context"
+    experts = mixtures(model)
+    if experts and all(_holds(check_classes, each, "expert") for each in experts):
+        yield "expert"
+
+
+def _holds(check: Callable[..., None], *arguments: object) -> bool:
+    try:
+        check(*arguments)
+    except UnsupportedError:
+        return False
+    return True
+
+
+def _exact(case: Case) -> str:
+    """The errors of the case, of gradients where it is another than the usual."""
+    usual = case.gradient_error == Case("").gradient_error
+    return _power(case.error) + ("" if usual else f" (gradients {_power(case.gradient_error)})")
+
+
+def _power(number: float) -> str:
+    """``5e-05`` as 5·10⁻⁵."""
+    digits, _, exponent = f"{number:.0e}".partition("e-")
+    return f"{digits}·10⁻{'⁰¹²³⁴⁵⁶⁷⁸⁹'[int(exponent)]}"
 
 
 def _decoding(found: Iterable[TransformerConfig]) -> str:
@@ -169,7 +311,8 @@ def _network(layer: LayerConfig) -> Iterator[str]:
     network = layer.feed_forward
     if network is None:
         return
-    expert = getattr(network, "expert", network)
+    inner = getattr(network, "mixture", network)
+    expert = getattr(inner, "expert", inner)
     gated = getattr(expert, "gated", False)
     yield f"{expert.activation}{' gated' if gated else ''}"  # type: ignore[attr-defined]
     if network is not expert:
@@ -177,4 +320,5 @@ def _network(layer: LayerConfig) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    for name, text in pages().items():
+        PAGES[name].write_text(text, encoding="utf-8")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
 # Written by commands, or from docstrings, which are in English.
-ENGLISH_ONLY = {"families.md", "capabilities.md"} | {
+ENGLISH_ONLY = {"capabilities.md"} | {
     page.relative_to(DOCS).as_posix()
     for page in (DOCS / "reference").glob("*.md")
     if page.name not in {"index.md", "index.zh.md"}

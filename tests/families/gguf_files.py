@@ -4,7 +4,7 @@ What the converter changes is written down here again and not taken from polyhea
 and layouts were compared with the converter's and the loader's own code for bert, nomic-bert, t5,
 smollm3, llama (with and without experts), llama4, gemma, gemma2, seed_oss, ernie4_5, ernie4_5-moe,
 dots1, hunyuan-dense, exaone4, olmo, olmo2 (OLMo 2 and 3), qwen2moe, qwen3moe, phi2, phi3 and
-phimoe.
+phimoe; for hunyuan-moe, minimax-m2, lfm2 and lfm2moe with the converter's alone.
 """
 
 from __future__ import annotations

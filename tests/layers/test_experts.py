@@ -9,11 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyhead.config import FeedForwardConfig
+from polyhead.config import (
+    AttentionConfig,
+    DenseAndExpertsConfig,
+    FeedForwardConfig,
+    LayerConfig,
+)
 from polyhead.errors import ConfigError
+from polyhead.layers import TransformerLayer
 from polyhead.layers.experts import Experts, MixtureConfig
 
 EXPERT = FeedForwardConfig(16)
+BESIDE = DenseAndExpertsConfig(FeedForwardConfig(24), MixtureConfig(EXPERT, 8, 3, normalize=True))
 CASES: dict[str, tuple[str, str, dict[str, Any], MixtureConfig]] = {
     "v2 greedy": (
         "deepseek_v2",
@@ -151,3 +158,24 @@ def test_round_trip_and_refusals() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             MixtureConfig(**{**vars(config), **changes})
+
+
+@pytest.mark.parametrize("around", [{"norm_placement": "post"}, {"parallel": "two norms"}])
+def test_experts_beside_a_network_stand_where_layers_read_the_stream(around: Any) -> None:
+    with pytest.raises(ConfigError, match="DenseAndExpertsConfig norms what it reads"):
+        LayerConfig(AttentionConfig(2, 2, 8), BESIDE, **around)
+
+
+def test_experts_beside_a_network_share_none() -> None:
+    with pytest.raises(ConfigError, match="no shared network and no capacity: got shared=Feed"):
+        DenseAndExpertsConfig(EXPERT, MixtureConfig(EXPERT, 8, 3, shared=EXPERT))
+
+
+def test_plans_count_experts_beside_a_network() -> None:
+    config = LayerConfig(AttentionConfig(2, 2, 8), BESIDE, norm_placement="sandwich")
+    assert not config.has_norm("feed_forward")
+    assert config.has_out_norm("feed_forward")
+    layer = TransformerLayer.from_config(16, config)
+    counted = sum(group.count for group in config.parameter_groups(16))
+    assert counted == sum(parameter.numel() for parameter in layer.parameters())
+    assert LayerConfig.from_json(config.to_json()) == config

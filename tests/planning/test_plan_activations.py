@@ -21,6 +21,7 @@ from polyhead.config import PerLayerEmbeddingConfig, PerLayerInputConfig, Transf
 from polyhead.layers import (
     AttentionConfig,
     CrossLayerAttentionConfig,
+    DenseAndExpertsConfig,
     DifferentialAttentionConfig,
     Experts,
     FeedForwardConfig,
@@ -169,6 +170,9 @@ LAYERS = {
     ),
     "mixture": Case(LayerConfig(heads(), MixtureConfig(GATED, 4, 2))),
     "shared expert": Case(LayerConfig(heads(), MixtureConfig(NARROW, 4, 2, shared=GATED))),
+    "experts beside a network": Case(
+        LayerConfig(heads(), DenseAndExpertsConfig(GATED, MixtureConfig(GATED, 4, 2)))
+    ),
 }
 
 
@@ -213,9 +217,9 @@ def test_planned_activations_are_those_that_are_allocated(
     config = TransformerConfig("decoder", 500, 256, 4096, layers, per_layer_embedding=case.vectors)
     torch.manual_seed(0)
     model = Transformer(config).eval().to(getattr(torch, dtype))
-    for layer in model.layers:
-        if isinstance(layer.feed_forward, Experts):  # the worst: all tokens visit the same two
-            torch.nn.init.zeros_(layer.feed_forward.router.weight)
+    for module in model.modules():
+        if isinstance(module, Experts):  # the worst: all tokens visit the same two
+            torch.nn.init.zeros_(module.router.weight)
     ids = torch.randint(0, 500, (2, case.tokens // 2))
     with torch.no_grad():
         model(ids[:1, :1], last=1)  # tests the native code

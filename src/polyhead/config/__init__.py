@@ -11,6 +11,7 @@ from polyhead.config.attention import (
 )
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.data import Data
+from polyhead.config.dense_and_experts import DenseAndExpertsConfig
 from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
 from polyhead.config.embedding import (
     AudioConfig,
@@ -52,6 +53,7 @@ __all__ = [
     "CallCost",
     "CrossLayerAttentionConfig",
     "Data",
+    "DenseAndExpertsConfig",
     "DifferentialAttentionConfig",
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",

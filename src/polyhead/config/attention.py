@@ -87,11 +87,13 @@ class QueryTemperatureConfig(Data):
     """Queries grow with their position p: q · (1 + scale · log(1 + floor((p + offset) / every))).
 
     Llama 4 does it (with ``offset`` 1) on layers without rotary positions, Ministral 3 (0) on all.
+    ``power``: they grow as a power instead, q · (1 + (p + offset) / every)^scale (Beam).
     """
 
     scale: float
     every: int
     offset: int = 0
+    power: bool = False
 
     def __post_init__(self) -> None:
         check_whole("query temperature every", self.every)
@@ -238,7 +240,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
         made = self.output_heads
         projected = [(made, H // made * D, E, self.qkv_bias)]
         if self.makes_keys:
-            held = self.kv
+            held = self.kv  # of differential heads in pairs
             projected.append((held.num_kv_heads, held.key_dim, C, self.has_k_bias))
             if not self.values_from_keys:
                 projected.append((held.num_kv_heads, held.value_dim, C, self.qkv_bias))

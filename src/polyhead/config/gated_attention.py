@@ -20,22 +20,24 @@ class GatedAttentionConfig(AttentionConfig, kind="gated"):
         gate: The function of the gate.
         gate_per: Every ``"feature"`` of a head's output has a gate of its own (Qwen3-Next), or a
             ``"head"`` has one for all (Step 3.5, Laguna).
-        gate_bias: Whether the gate's projection has a bias; None: as those of q, k and v.
+        gate_bias: Whether the gate's projection has a bias; None: as those of q, k and v;
+            ``"head"``: a number for each head, which all of its gates add (Beam).
     """
 
     gate: Literal["sigmoid", "softplus"] = "sigmoid"
     gate_per: Literal["feature", "head"] = "feature"
-    gate_bias: bool | None = None
+    gate_bias: bool | Literal["head"] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("gate", self.gate, ("sigmoid", "softplus"))
         check_choice("gate_per", self.gate_per, ("feature", "head"))
+        check_choice("gate_bias", self.gate_bias, (True, False, None, "head"))
 
     @property
     def has_gate_bias(self) -> bool:
         """Whether the gate's projection has a bias."""
-        return self.qkv_bias if self.gate_bias is None else self.gate_bias
+        return self.qkv_bias if self.gate_bias is None else self.gate_bias is True
 
     @property
     def gate_dim(self) -> int:
@@ -53,6 +55,8 @@ class GatedAttentionConfig(AttentionConfig, kind="gated"):
         yield ParameterGroup("attention", self.num_heads, self.gate_dim * embed_dim)
         if self.has_gate_bias:
             yield ParameterGroup("attention", self.num_heads, self.gate_dim, multiplied=False)
+        if self.gate_bias == "head":
+            yield ParameterGroup("attention", self.num_heads, 1, multiplied=False)
 
     def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool

@@ -82,6 +82,14 @@ class LayerConfig(Data):
                 "per_layer_input and output_scale need parallel=None: got parallel="
                 f"{self.parallel!r}"
             )
+        norms_input = self.feed_forward is not None and self.feed_forward.norms_input
+        placed = self.norm_placement in ("pre", "sandwich") and self.parallel is None
+        if norms_input and not placed:
+            raise ConfigError(
+                f"a {type(self.feed_forward).__name__} norms what it reads, which belongs to "
+                "norm_placement 'pre' or 'sandwich' without parallel: got "
+                f"{self.norm_placement!r}, parallel={self.parallel!r}"
+            )
         if not self.attention_norm and (self.norm_placement != "pre" or self.parallel is not None):
             raise ConfigError(
                 "attention_norm=False belongs to norm_placement 'pre' without parallel: got "
@@ -104,9 +112,10 @@ class LayerConfig(Data):
         """
         if self.norm_placement == "after" or part not in self.parts:
             return False
-        if part == "attention":
-            return self.attention_norm
-        return part != "feed_forward" or self.parallel != "one norm"
+        if part != "feed_forward":
+            return part != "attention" or self.attention_norm
+        assert self.feed_forward is not None  # one of the layer's parts
+        return not self.feed_forward.norms_input and self.parallel != "one norm"
 
     def has_out_norm(self, part: str) -> bool:
         """Whether a part has a norm over its output, before it joins the residual stream.

@@ -208,7 +208,10 @@ class Network(OneOfSeveral, ABC):
         "plain": "polyhead.config.feed_forward",
         "mixture": "polyhead.config.mixture",
         "sub_norm": "polyhead.config.sub_norm",
+        "dense_and_experts": "polyhead.config.dense_and_experts",
     }
+    norms_input: ClassVar[bool] = False
+    """Whether it norms what it reads by itself, so that its layer has no norm before it."""
 
     @abstractmethod
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:

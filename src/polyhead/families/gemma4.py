@@ -7,7 +7,8 @@ Gemma 3's mix of windows and full attention and its norms on both sides, with
 - values normalized as keys are, and scores that are not scaled;
 - last layers that read the keys and values of the last layer of their kind before them;
 - a vector of every token for each layer, beside the residual stream (not in the unified models);
-- a learned factor of what each layer gives.
+- a learned factor of what each layer gives;
+- in the large model, experts beside the dense network, which read the residual stream.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from typing import Any
 from polyhead.config import (
     AttentionConfig,
     CrossLayerAttentionConfig,
+    DenseAndExpertsConfig,
     EmbeddingConfig,
     FeedForwardConfig,
     LayerConfig,
+    MixtureConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
     QKNormConfig,
     TransformerConfig,
 )
+from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
@@ -41,6 +45,7 @@ from polyhead.families.common.reading import (
     read_sizes,
 )
 from polyhead.families.common.rope import read_ropes, write_ropes
+from polyhead.families.common.steps import PerExpert, Rows
 from polyhead.families.common.tables import SANDWICH
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.common.writing import write_activation
@@ -102,16 +107,21 @@ def read(keys: Keys) -> TransformerConfig:
     activation, hidden = read_activation(keys, "hidden_activation"), keys.size("intermediate_size")
     wide = 2 if keys.flag("use_double_wide_mlp") else 1
     input_config = PerLayerInputConfig(dim, activation, norm) if dim else None
+    experts = _read_experts(keys, activation) if keys.flag("enable_moe_block", False) else None
+    networks: list[FeedForwardConfig | DenseAndExpertsConfig] = []
+    for i in range(count):
+        dense = FeedForwardConfig(hidden if i < first else wide * hidden, activation=activation)
+        networks.append(dense if experts is None else DenseAndExpertsConfig(dense, experts, norm))
     layers = [
         LayerConfig(
             attention,
-            FeedForwardConfig(hidden if i < first else wide * hidden, activation=activation),
+            network,
             norm,
             norm_placement="sandwich",
             per_layer_input=input_config,
             output_scale=True,
         )
-        for i, attention in enumerate(attentions)
+        for attention, network in zip(attentions, networks, strict=True)
     ]
     vocab_size = keys.whole("vocab_size_per_layer_input", 0)
     return read_decoder(
@@ -122,6 +132,15 @@ def read(keys: Keys) -> TransformerConfig:
         embedding=EmbeddingConfig(scale=math.sqrt(sizes.embed_dim)),
         logit_softcap=keys.number("final_logit_softcapping", None),
         per_layer_embedding=PerLayerEmbeddingConfig(vocab_size, dim, norm) if dim else None,
+    )
+
+
+def _read_experts(keys: Keys, activation: Activation) -> MixtureConfig:
+    return MixtureConfig(
+        FeedForwardConfig(keys.size("moe_intermediate_size"), activation=activation),
+        keys.size("num_experts"),
+        keys.size("top_k_experts"),
+        normalize=True,
     )
 
 
@@ -168,8 +187,9 @@ def _share(keys: Keys, attentions: list[AttentionConfig], kinds: list[str], firs
 
 def write(config: TransformerConfig) -> dict[str, Any]:
     found: list[Any] = [layer.attention for layer in config.layers]
-    network: Any = config.layers[0].feed_forward
-    last: Any = config.layers[-1].feed_forward
+    whole: list[Any] = [config.layers[i].feed_forward for i in (0, -1)]
+    network, last = (getattr(each, "dense", each) for each in whole)
+    experts = getattr(whole[0], "mixture", None)
     narrow = next((each for each in found if each.window is not None), found[0])
     base = {"head_dim": narrow.head_dim, "num_key_value_heads": narrow.num_kv_heads}
     sizes = [{"head_dim": a.head_dim, "num_key_value_heads": a.num_kv_heads} for a in found]
@@ -182,6 +202,8 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         "sliding_window": narrow.window or DEFAULTS["sliding_window"],
         "attention_k_eq_v": any(each.values_from_keys for each in found),
         "num_kv_shared_layers": sum(each.kind == "cross_layer" for each in found),
+        "enable_moe_block": experts is not None,
+        **(_write_experts(experts) if experts is not None else {}),
         "use_double_wide_mlp": last.hidden_dim != network.hidden_dim,
         "hidden_size_per_layer_input": 0 if vectors is None else vectors.dim,
         "vocab_size_per_layer_input": (
@@ -196,21 +218,27 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _write_experts(experts: MixtureConfig) -> dict[str, Any]:
+    return {
+        "num_experts": experts.num_experts,
+        "top_k_experts": experts.experts_per_token,
+        "moe_intermediate_size": experts.expert.hidden_dim,
+    }
+
+
 def write_unified(config: TransformerConfig) -> dict[str, Any]:
     values = write(config)
     if config.per_layer_embedding is not None:
         raise ConfigError("this family has no vectors of single layers")
-    return {key: value for key, value in values.items() if not key.endswith("_per_layer_input")}
+    others = ("hidden_size_per_layer_input", "vocab_size_per_layer_input", "enable_moe_block")
+    return {key: value for key, value in values.items() if key not in others}
 
 
 def _write_ropes(heads: Mapping[str, AttentionConfig]) -> dict[str, Any]:
     """The rotary embedding of each kind of layer."""
-    written: dict[str, Any] = write_ropes({kind: a.rope for kind, a in heads.items()})
-    values: dict[str, Any] = written["rope_parameters"]
-    for kind, attention in heads.items():
-        if attention.rope is not None and attention.rope.rotated is not None:
-            values[kind]["partial_rotary_factor"] = attention.rope.rotated / attention.head_dim
-    return values
+    sizes = {kind: each.head_dim for kind, each in heads.items()}
+    written: dict[str, Any] = write_ropes({kind: a.rope for kind, a in heads.items()}, sizes)
+    return dict(written["rope_parameters"])
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
@@ -234,7 +262,39 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
         Rule("per_layer_model_projection", "per_layer_embedding.projection"),
         Rule("per_layer_projection_norm", "per_layer_embedding.norm"),
     )
+    if values.get("enable_moe_block"):
+        table = table.extended(*_WITH_EXPERTS)
     return replace(table, dropped={**table.dropped, unread: reason}) if sharing else table
+
+
+_LAYER, _NETWORK = "layers.{i}.", "layers.{i}.feed_forward."
+_WITH_EXPERTS = (
+    *under(
+        _LAYER,
+        _NETWORK,
+        {
+            "pre_feedforward_layernorm": "dense_norm",
+            "post_feedforward_layernorm_1": "dense_out_norm",
+            "pre_feedforward_layernorm_2": "mixture_norm",
+            "post_feedforward_layernorm_2": "mixture_out_norm",
+            "router.proj": "mixture.router",
+            "router.scale": "router_scale",
+            "router.per_expert_scale": "expert_scale",
+            **{f"mlp.{name}": f"dense.{name}" for name in ("gate_proj", "up_proj", "down_proj")},
+        },
+    ),
+    Rule(
+        _LAYER + "experts.gate_up_proj",
+        [f"{_NETWORK}mixture.experts.{{j}}.{name}_proj.weight" for name in ("gate", "up")],
+        PerExpert(),
+        Rows(),
+    ),
+    Rule(
+        _LAYER + "experts.down_proj",
+        _NETWORK + "mixture.experts.{j}.down_proj.weight",
+        PerExpert(),
+    ),
+)
 
 
 DEFAULTS: dict[str, Any] = {
@@ -266,11 +326,15 @@ FAMILIES = (
         read,
         tensors,
         defaults=DEFAULTS
-        | {"vocab_size_per_layer_input": 262_144, "hidden_size_per_layer_input": 256},
-        write=write,
-        not_supported={
-            "enable_moe_block": "a mixture of experts beside the network, behind norms of its own"
+        | {
+            "vocab_size_per_layer_input": 262_144,
+            "hidden_size_per_layer_input": 256,
+            "enable_moe_block": False,
+            "num_experts": None,
+            "top_k_experts": None,
+            "moe_intermediate_size": None,
         },
+        write=write,
         harmless=frozenset(("num_experts", "top_k_experts", "moe_intermediate_size")),
         bare="TextModel",
     ),
@@ -286,6 +350,7 @@ FAMILIES = (
             "use_bidirectional_attention": "vision",
         },
         write=write_unified,
+        not_supported={"enable_moe_block": "transformers does not compute it either"},
         bare="TextModel",
     ),
 )

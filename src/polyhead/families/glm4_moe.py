@@ -11,7 +11,7 @@ from typing import Any
 
 from polyhead.config import QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf import SIGMOID, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.mixtures import (
     CHOICE_BIAS,
@@ -69,7 +69,6 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"num_hidden_layers": values["num_hidden_layers"] - extra}
 
 
-_GGUF_MIXTURE = {**GGUF_MIXTURE, "expert_gating_func": None}
 _DEFAULTS = PLAIN_DEFAULTS | {"routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
 
 FAMILIES = (
@@ -94,7 +93,13 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef",)),
-        gguf=Gguf("glm4moe", settings=_GGUF_MIXTURE, names=CHOICE_BIAS, values=_from_gguf),
+        gguf=Gguf(
+            "glm4moe",
+            settings=GGUF_MIXTURE,
+            constants=SIGMOID,
+            names=CHOICE_BIAS,
+            values=_from_gguf,
+        ),
     ),
     Family(
         "dots1",
@@ -116,7 +121,8 @@ FAMILIES = (
         harmless=frozenset(("use_sliding_window",)),  # transformers asks sliding_window alone
         gguf=Gguf(
             "dots1",
-            settings=_GGUF_MIXTURE,
+            settings=GGUF_MIXTURE,
+            constants=SIGMOID,
             names=CHOICE_BIAS,
             values=lambda values: {"sliding_window": None},
         ),

@@ -71,7 +71,8 @@ def _attention(plain: Plain) -> Any:
 
 def write_mixture(config: TransformerConfig) -> dict[str, Any]:
     networks: list[Any] = [layer.feed_forward for layer in config.layers]
-    return {"moe_topk": [network.experts_per_token for network in networks]}
+    visited = [network.experts_per_token for network in networks]
+    return {"moe_topk": visited[0] if len({*visited}) == 1 else visited}
 
 
 def write_third(config: TransformerConfig) -> dict[str, Any]:
@@ -137,6 +138,15 @@ FAMILIES = (
         defaults=_DEFAULTS | {"pad_token_id": 0, "head_dim": None, "num_experts": 1, "moe_topk": 1},
         write=write_mixture,
         harmless=frozenset(("eod_token_id", "router_aux_loss_coef")),
+        gguf=Gguf(
+            "hunyuan-moe",
+            settings={
+                "expert_used_count": "moe_topk",
+                "expert_feed_forward_length": "intermediate_size",
+                "expert_shared_feed_forward_length": "intermediate_size",
+                "expert_shared_count": None,
+            },
+        ),
     ),
     Family(
         "hy_v3",

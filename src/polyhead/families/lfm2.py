@@ -6,6 +6,7 @@ Networks of the dense models may be given before their size is adjusted, as olde
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from polyhead.config import (
 )
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import SIGMOID, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import Plain
 from polyhead.families.common.reading import FULL, read_layer_types
@@ -200,6 +202,27 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     return TENSORS.extended(*rules)
 
 
+def _from_gguf(values: Mapping[str, Any], *, dense: bool) -> dict[str, Any]:
+    """Layers without kv heads are convolutions."""
+    heads = values[".kv_heads"]
+    heads = heads if isinstance(heads, list) else [heads] * values["num_hidden_layers"]
+    adjusted = {"block_auto_adjust_ff_dim": False} if dense else {}
+    return {
+        **adjusted,
+        "num_key_value_heads": max(heads),
+        "layer_types": [FULL if each else _CONV for each in heads],
+    }
+
+
+_GGUF = Gguf(
+    "lfm2",
+    settings={
+        "attention.head_count_kv": ".kv_heads",
+        "attention.layer_norm_rms_epsilon": "norm_eps",
+        "shortconv.l_cache": "conv_L_cache",
+    },
+)
+
 FAMILIES = (
     Family(
         "lfm2",
@@ -216,6 +239,7 @@ FAMILIES = (
         },
         write=write,
         harmless=_OF_TRAINING,
+        gguf=replace(_GGUF, values=lambda values: _from_gguf(values, dense=True)),
     ),
     Family(
         "lfm2_moe",
@@ -235,5 +259,18 @@ FAMILIES = (
         },
         write=write,
         harmless=_OF_TRAINING,
+        gguf=replace(
+            _GGUF,
+            arch="lfm2moe",
+            settings={
+                **_GGUF.settings,
+                "leading_dense_block_count": "num_dense_layers",
+                "expert_weights_scale": "routed_scaling_factor",
+                "expert_weights_norm": "norm_topk_prob",
+            },
+            constants=SIGMOID,
+            names={_LAYER + "feed_forward.expert_bias": "blk.{i}.exp_probs_b.bias"},
+            values=lambda values: _from_gguf(values, dense=False),
+        ),
     ),
 )

@@ -4,6 +4,8 @@ InternLM3 (Shanghai AI Laboratory 2025) and IQuest-Coder (2026).
 
 from __future__ import annotations
 
+from typing import Any
+
 from polyhead.config import LayerConfig, TransformerConfig
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import PAIRS, Gguf, has_experts
@@ -13,10 +15,10 @@ from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.tables import DECODER
 
 
-def read(keys: Keys) -> TransformerConfig:
+def read(keys: Keys, **rotary: Any) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
     keys.expect("rope_interleaved", False, None)
-    rope = read_rope(keys, sizes.head_dim, sizes.max_positions)
+    rope = read_rope(keys, sizes.head_dim, sizes.max_positions, **rotary)
     biased = keys.flag("attention_bias")
     attention = sizes.attention(
         qkv_bias=biased, out_bias=biased, rope=rope, dropout=keys.number("attention_dropout")

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from polyhead.config import LayerConfig, MixtureConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import EXPERTS, SIGMOID, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NORMS
 from polyhead.families.common.tensors import Rule, Tensors
-from polyhead.families.mixtral import BLOCK_SPARSE
-from polyhead.families.mixtral import write as write_mixture
+from polyhead.families.mixtral import BLOCK_SPARSE, write
 
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, norm = read_sizes(keys), read_rms_norm(keys)
     rotated = keys.whole("rotary_dim", None)  # how the published files say partial_rotary_factor
-    partial_rotary_factor = 1.0 if rotated is None else rotated / sizes.head_dim
     rope = read_rope(
         keys,
         sizes.head_dim,
         sizes.max_positions,
         theta=5e6,
-        partial_rotary_factor=partial_rotary_factor,
+        partial_rotary_factor=1.0 if rotated is None else rotated / sizes.head_dim,
     )
     attention = sizes.attention(
         rope=rope,
@@ -47,9 +44,7 @@ def read(keys: Keys) -> TransformerConfig:
     )
 
 
-def write(config: TransformerConfig) -> dict[str, Any]:
-    return write_mixture(config)
-
+_CHOICE_BIAS = "layers.{i}.block_sparse_moe.e_score_correction_bias"
 
 FAMILIES = (
     Family(
@@ -62,10 +57,7 @@ FAMILIES = (
                 *NORMS,
                 *ATTENTION,
                 *BLOCK_SPARSE,
-                Rule(
-                    "layers.{i}.block_sparse_moe.e_score_correction_bias",
-                    "layers.{i}.feed_forward.choice_bias",
-                ),
+                Rule(_CHOICE_BIAS, "layers.{i}.feed_forward.choice_bias"),
             )
         ),
         defaults={
@@ -83,5 +75,15 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef", "router_jitter_noise")),
+        gguf=Gguf(
+            "minimax-m2",
+            settings={
+                "expert_count": "num_local_experts",
+                "expert_feed_forward_length": "intermediate_size",
+            },
+            constants=SIGMOID,
+            names={_CHOICE_BIAS: "blk.{i}.exp_probs_b.bias"},
+            rules=EXPERTS,
+        ),
     ),
 )

@@ -1,8 +1,8 @@
-"""Text models of Qwen2-VL to Qwen3-Omni, GLM-4.1V and 4.5V, and PaddleOCR-VL (2024 to 2025).
+"""Text models of Qwen2-VL to Qwen3-Omni, GLM-4.1V and 4.5V, PaddleOCR-VL, and Emu3 (2024 to 2025).
 
-They rotate by three coordinates (M-RoPE; Qwen2-VL, Wang et al. 2024, §2.1), which are equal in
-text. So each is a family that has ordinary rotary embedding, with other defaults, and is saved as
-that: transformers has no class of theirs with a head and without an image encoder.
+All but Emu3 rotate by three coordinates (M-RoPE; Qwen2-VL, Wang et al. 2024, §2.1), which are equal
+in text. So each is a family that has ordinary rotary embedding, with other defaults, and is saved
+as that: transformers has no class of theirs with a head and without an image encoder.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from polyhead.families.common.tensors import Rule
 from polyhead.families.ernie4_5 import FAMILIES as ERNIE
 from polyhead.families.glm import FAMILIES as GLM
 from polyhead.families.glm4_moe import FAMILIES as GLM_MOE
+from polyhead.families.llama import FAMILIES as LLAMA
 from polyhead.families.qwen import FAMILIES as QWEN
 from polyhead.families.qwen_moe import FAMILIES as QWEN_MOE
 
-_TEXTS = {each.model_type: each for each in (*QWEN, *QWEN_MOE, *GLM, *GLM_MOE, *ERNIE)}
+_TEXTS = {each.model_type: each for each in (*QWEN, *QWEN_MOE, *GLM, *GLM_MOE, *ERNIE, *LLAMA)}
 _QWEN2, _QWEN3, _QWEN3_MOE = (_TEXTS[name] for name in ("qwen2", "qwen3", "qwen3_moe"))
 _GLM4, _GLM4_MOE, _ERNIE = (_TEXTS[name] for name in ("glm4", "glm4_moe", "ernie4_5"))
+_LLAMA = _TEXTS["llama"]
 
 
 @dataclass(frozen=True)
@@ -122,5 +124,18 @@ TEXTS = (
         part=1.0,
     ),
     _text(_GLM4_MOE, "glm4v_moe_text", {"attention_bias": True}),
+    _text(
+        _LLAMA,
+        "emu3_text_model",
+        {
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "attention_dropout": 0.1,
+            "bos_token_id": 151_849,
+            "eos_token_id": 151_850,
+            "pad_token_id": 151_643,
+        },
+        theta=1e6,
+    ),
     replace(_text(_ERNIE, "paddleocr_vl_text", {}), tensors=DECODER),
 )

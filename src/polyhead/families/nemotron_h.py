@@ -163,6 +163,8 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
         rules.append(Rule(f"layers.{at}.norm", f"layers.{i}.attention_norm"))
         if mixer == LINEAR:
             rules += mamba2_rules(theirs, ours)
+            named = {name: name for name in ("A_log", "D", "dt_bias")}
+            rules += under(theirs + "_fp32_params.", ours, named)  # in Nemotron 3.5 Transcribe
         else:
             names = ("q_proj", "k_proj", "v_proj", "o_proj")
             rules += under(theirs, ours, {name: name for name in names})

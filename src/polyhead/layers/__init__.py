@@ -8,6 +8,7 @@ from is in ``polyhead.config``.
 from polyhead.config import (
     AttentionConfig,
     CrossLayerAttentionConfig,
+    DenseAndExpertsConfig,
     DifferentialAttentionConfig,
     FeedForwardConfig,
     GatedAttentionConfig,
@@ -31,6 +32,7 @@ from polyhead.config import (
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
+from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
@@ -56,6 +58,8 @@ __all__ = [
     "AttentionRecord",
     "CrossLayerAttention",
     "CrossLayerAttentionConfig",
+    "DenseAndExperts",
+    "DenseAndExpertsConfig",
     "DifferentialAttention",
     "DifferentialAttentionConfig",
     "Experts",

@@ -43,8 +43,11 @@ def scale_by_temperature(
     if not isinstance(positions, Tensor):
         positions = torch.arange(positions, positions + q.shape[2], device=q.device)
     precise = torch.promote_types(q.dtype, torch.float32)
-    periods = torch.floor((positions.to(precise) + config.offset) / config.every)
-    factor = _temperatures(periods, config)
+    periods = (positions.to(precise) + config.offset) / config.every
+    if config.power:
+        factor = torch.exp(torch.log1p(periods) * config.scale)
+    else:
+        factor = _temperatures(torch.floor(periods), config)
     factor = factor[None, None, :, None] if factor.ndim == 1 else factor[:, None, :, None]
     return (q * factor).to(q.dtype)
 

@@ -25,8 +25,13 @@ from polyhead.layers.registry import register_builder
 
 
 class GatedAttention(MultiHeadAttention):
-    """``MultiHeadAttention`` with ``gate_proj`` ``[H · V, E]`` or ``[H, E]``, and its arguments."""
+    """``MultiHeadAttention`` with ``gate_proj`` ``[H · V, E]`` or ``[H, E]``, and its arguments.
 
+    Attributes:
+        gate_bias: ``[H]``, or None.
+    """
+
+    gate_bias: nn.Parameter | None
     config_class: ClassVar[type[AttentionConfig]] = GatedAttentionConfig
 
     def _build(
@@ -41,12 +46,17 @@ class GatedAttention(MultiHeadAttention):
         assert isinstance(config, GatedAttentionConfig)
         gates = self.num_heads * config.gate_dim
         self.gate_proj = nn.Linear(embed_dim, gates, bias=config.has_gate_bias)
+        of_heads = config.gate_bias == "head"
+        bias = nn.Parameter(torch.zeros(self.num_heads)) if of_heads else None
+        self.register_parameter("gate_bias", bias)
 
     def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
         assert isinstance(self.config, GatedAttentionConfig)
-        gate = linear(x, self.gate_proj)
+        gate = linear(x, self.gate_proj).view(*x.shape[:2], self.num_heads, -1)
+        if self.gate_bias is not None:
+            gate = gate + self.gate_bias[:, None]
         gate = torch.sigmoid(gate) if self.config.gate == "sigmoid" else F.softplus(gate)
-        return heads * gate.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        return heads * gate.transpose(1, 2)
 
 
 register_builder(GatedAttentionConfig, GatedAttention.from_config)

@@ -1,7 +1,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gguf_files import GgufCase, paired
+from gguf_files import GgufCase, choice_bias, paired
 from harness import TIED, Case, ropes
 from torch import Tensor
 
@@ -36,6 +36,15 @@ def _qwen(config: Any) -> Mapping[str, Any]:
         "expert_shared_feed_forward_length": getattr(
             config, "shared_expert_intermediate_size", None
         ),
+    }
+
+
+def _minimax(config: Any) -> Mapping[str, Any]:
+    return {
+        "expert_count": config.num_local_experts,
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_gating_func": 2,
+        "rope.dimension_count": config.rotary_dim,
     }
 
 
@@ -119,6 +128,7 @@ CASES = (
         "minimax_m2",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 12},
         axes=(TIED, ({}, {"rotary_dim": 8}, {"num_key_value_heads": 4})),
+        gguf=GgufCase("minimax-m2", _minimax, choice_bias, {"rotary_dim": 8}),
     ),
     Case(
         "olmoe",

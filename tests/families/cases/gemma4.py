@@ -2,6 +2,12 @@ from harness import TIED, Case
 
 _KINDS = ["sliding_attention", "full_attention"]
 _ONE = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+_EXPERTS = {
+    "enable_moe_block": True,
+    "num_experts": 8,
+    "top_k_experts": 3,
+    "moe_intermediate_size": 20,
+}
 _SCALED = {
     "rope_parameters": {
         "full_attention": {
@@ -57,7 +63,7 @@ CASES = (
                 # With shared layers too, transformers' own code fails at this.
                 {"hidden_size_per_layer_input": 0},
             ),
-            ({}, {"attention_bias": True}),
+            ({}, {"attention_bias": True}, _EXPERTS, {**_EXPERTS, "top_k_experts": 1}),
             ({}, {"use_double_wide_mlp": True}, {"final_logit_softcapping": 5.0}),
             ({}, _SCALED),
         ),

@@ -20,6 +20,16 @@ def _stretched(config: Any) -> dict[str, Any]:
     }
 
 
+def _experts(config: Any) -> dict[str, Any]:
+    return {
+        "expert_count": config.num_experts,
+        "expert_used_count": config.moe_topk,
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_shared_feed_forward_length": config.intermediate_size,
+        "expert_shared_count": 1,
+    }
+
+
 CASES = (
     Case(
         "hunyuan_v1_dense",
@@ -36,6 +46,14 @@ CASES = (
             ({}, {"attention_bias": True}, {"num_key_value_heads": 4}),
             ({}, {"moe_topk": [1, 3]}, {"hidden_act": "gelu"}),
             (_ALPHA, *ropes(12)),
+        ),
+        gguf=GgufCase("hunyuan-moe", _experts, options={"head_dim": 8}),
+        more_gguf=(
+            GgufCase(
+                "hunyuan-moe",
+                lambda config: {**_experts(config), **_stretched(config)},
+                options={"head_dim": 8, **_ALPHA},
+            ),
         ),
     ),
     Case(

@@ -128,7 +128,7 @@ def _settings(
     if FULL in kinds:
         keys.setdefault("sliding_window_pattern", kinds.index(FULL) + 1)
     common = write_common(config)
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = dict(gguf.constants)
     for setting, key in {**SETTINGS, **gguf.settings}.items():
         if setting in WINDOWS and key == WINDOWS[setting]:
             settings[setting] = [kind == SLIDING for kind in kinds]

@@ -54,6 +54,8 @@ _HARMLESS = frozenset(
 
 # Settings that may differ between layers.
 _BY_LAYER = frozenset(("attention.head_count", "attention.head_count_kv", "feed_forward_length"))
+SIGMOID: Mapping[str, int] = {"expert_gating_func": 2}
+"""Of mixtures that score experts by a sigmoid each."""
 EXPERTS = tuple(
     Rule(
         f"blk.{{i}}.ffn_{name}_exps",
@@ -133,6 +135,7 @@ class Gguf:
         arch: ``general.architecture``.
         settings: Settings under its prefix beyond the shared ones, as keys of config.json;
             None: the setting changes nothing; with a dot before it, for ``values`` alone.
+        constants: Settings that mean what the family computes anyway; they may be absent.
         steps: By a rule's name of the Hugging Face tensor, what takes the place of its steps,
             because the converter has done them or does others.
         names: By the same, the GGUF name, where the package's map knows none.
@@ -146,6 +149,7 @@ class Gguf:
 
     arch: str
     settings: Mapping[str, str | None] = field(default_factory=dict)
+    constants: Mapping[str, int] = field(default_factory=dict)
     steps: Mapping[str, tuple[Step | Each, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
@@ -197,11 +201,13 @@ class Gguf:
 
         arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == self.arch)
         names = get_tensor_name_map(arch, 1)
-        bare = theirs.replace(".{j}", "").format(i=0)
+        of_layer = re.search(r"(?<=layers\.)\d+(?=\.)", theirs)
+        number = of_layer[0] if of_layer else "{i}"
+        bare = theirs.replace(f"layers.{number}.", "layers.0.").replace(".{j}", "").format(i=0)
         for key in (prefix + bare, bare, "model." + bare):
             found = names.get_name(key, try_suffixes=(".weight", ".bias"))
             if found is not None:
-                return str(found).replace("blk.0.", "blk.{i}.")
+                return str(found).replace("blk.0.", f"blk.{number}.")
         return None
 
 
@@ -267,9 +273,11 @@ def read_settings(
             continue
         value = _single(keys, setting, layers)
         if key is not None:
-            if isinstance(value, list) and setting in _BY_LAYER:
+            if isinstance(value, list) and setting in _BY_LAYER and not key.startswith("."):
                 by_layer[key], value = value, value[0]
             values[key], shown[key] = value, f"{gguf.arch}.{setting}"
+    for setting, constant in gguf.constants.items():
+        keys.expect(setting, constant)
     keys.expect("attention.causal", gguf.causal)
     if not values.get("num_experts", True):  # 0 means none
         del values["num_experts"]

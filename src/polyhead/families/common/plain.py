@@ -137,7 +137,8 @@ def write_window(config: TransformerConfig, default: int | None) -> dict[str, An
 
 def write_ropes_of_kinds(config: TransformerConfig, default: int | None) -> dict[str, Any]:
     """``rope_parameters`` of layers with a window and without, and the keys that follow."""
-    attentions: list[Any] = [layer.attention for layer in config.layers]
+    found: list[Any] = [layer.attention for layer in config.layers]
+    attentions = [each for each in found if hasattr(each, "window")]
     ropes = {FULL if each.window is None else SLIDING: each.rope for each in attentions}
     full, reached = ropes.get(FULL), config.max_positions
     return {

@@ -189,21 +189,23 @@ def read_ropes(
 
 
 def write_ropes(
-    ropes: Mapping[str, RopeConfig | None], head_dim: int | None = None
+    ropes: Mapping[str, RopeConfig | None], head_dim: int | Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """The inverse of ``read_ropes``; null for layers that do not rotate.
 
     Args:
         ropes: By kind of layer.
-        head_dim: Of a family that says which part of a head is rotated.
+        head_dim: Of a family that says which part of a head is rotated; by kind where they differ.
     """
     written: dict[str, Any] = dict.fromkeys(ropes)
     for kind, rope in ropes.items():
         if rope is not None:
+            size = head_dim[kind] if isinstance(head_dim, Mapping) else head_dim
+            turned = rope.rotated if rope.type == PROPORTIONAL else rope.dim
             part = (
                 {}
-                if head_dim is None
-                else {"partial_rotary_factor": (rope.dim or head_dim) / head_dim}
+                if size is None
+                else {"partial_rotary_factor": (size if turned is None else turned) / size}
             )
             scaling = write_scaling(rope)
             written[kind] = {"rope_type": rope.type, "rope_theta": rope.theta, **part, **scaling}

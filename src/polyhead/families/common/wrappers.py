@@ -8,8 +8,8 @@ under a module of their own, which has had several names:
     model.layers.0...     visual...      lm_head                    Qwen2-VL before
 
 All are read. Modules that ids do not pass through (vision and audio towers, projectors) are left
-out. Ids alone are read as transformers' wrapper reads them: its head neither scales logits nor caps
-them, whatever its text model does alone.
+out. Ids alone are read as transformers' wrapper reads them: most heads neither scale logits nor cap
+them, whatever the text model does alone.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Wrapper:
         outer: A module around all of that.
         tied: Whether the head is the embedding where the file does not say.
         flat: Whether older files have the text model's keys at the top.
-        caps: Whether its head caps logits as the text model's own does.
+        own_head: Whether its head scales and caps logits as the text model's own does.
         first: Position of the first id.
         unused: Keys of the text model that do not matter to ids alone.
         respelt: Beginnings of the text model's names as some versions write them.
@@ -64,7 +64,7 @@ class Wrapper:
     outer: str = ""
     tied: bool = False
     flat: bool = False
-    caps: bool = False
+    own_head: bool = False
     first: int = 0
     unused: tuple[str, ...] = ()
     respelt: Mapping[str, str] = field(default_factory=dict)
@@ -110,10 +110,14 @@ _SPEECH = ("encoder", "projector")
 
 WRAPPERS: Mapping[str, Wrapper] = {
     "audioflamingo3": Wrapper("qwen2", _AUDIO),
+    "aria": Wrapper("aria_text"),
     "aya_vision": Wrapper("cohere2", tied=True),
+    "cohere_compass": Wrapper("cohere_compass_text", _VISUAL),
     "cohere2_vision": Wrapper("cohere2", tied=True),
     "deepseek_vl": Wrapper("llama", _DEEPSEEK_VL, tied=True),
     "deepseek_vl_hybrid": Wrapper("llama", _DEEPSEEK_VL, tied=True),
+    # Pictures are tokens of its vocabulary; the codec alone makes them of pixels.
+    "emu3": Wrapper("emu3_text_model", ("vqmodel",), module="text_model"),
     "exaone4_5": Wrapper("exaone4", _VISUAL, renamed={"exaone4_5_text": "exaone4"}),
     "fuyu": Wrapper("persimmon", ("vision_embed_tokens",), flat=True),
     "gemma3": Wrapper("gemma3_text", tied=True),
@@ -123,9 +127,16 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "glm46v": Wrapper("glm4v_text", _VISUAL),
     "glm4v_moe": Wrapper("glm4v_moe_text", _VISUAL),
     "glmasr": Wrapper("llama", _AUDIO, tied=True),
+    "glmga": Wrapper("glm4v_text", _VISUAL),
     "got_ocr2": Wrapper("qwen2", tied=True),
     "granite_speech": Wrapper("granite", _SPEECH, tied=True),
     "granite_speech_plus": Wrapper("granite", _SPEECH, tied=True),
+    "hyperclovax_vision_v2": Wrapper(
+        "hyperclovax",
+        ("vision_model", "projector", "vision_projector"),
+        tied=True,
+        own_head=True,
+    ),
     "idefics2": Wrapper("mistral", _IDEFICS, module="text_model"),
     "idefics3": Wrapper("llama", _IDEFICS, module="text_model"),
     "internvl": Wrapper("qwen2", tied=True),
@@ -138,15 +149,28 @@ WRAPPERS: Mapping[str, Wrapper] = {
         respelt={"model.blocks.": "model.layers."},
     ),
     "lfm2_vl": Wrapper("lfm2", tied=True),
+    "lfm3_vl": Wrapper("lfm3", tied=True),
     "lighton_ocr": Wrapper("qwen3", ("vision_encoder", "vision_projection"), tied=True),
     "llama4": Wrapper("llama4_text", ("vision_model", "multi_modal_projector")),
     "llava": Wrapper("llama"),
     "llava_next": Wrapper("llama", _NEWLINE),
     "llava_next_video": Wrapper("llama", _NEWLINE),
     "llava_onevision": Wrapper("qwen2", _NEWLINE),
+    "minicpm_ocr": Wrapper("qwen3_5_text", ("vision_tower", "merger"), tied=True),
+    "minicpmv4_7": Wrapper("qwen3_5_text", ("vision_tower", "merger")),
     "minicpmv4_6": Wrapper("qwen3_5_text", ("vision_tower", "merger")),
     "mistral3": Wrapper("mistral", tied=True),
     "musicflamingo": Wrapper("qwen2", _AUDIO),
+    "nemo_speechlm": Wrapper(
+        "nemotron_h",
+        ("perception", "ctc_timestamp"),
+        module="llm",
+        respelt={
+            "model.layers.": "backbone.layers.",
+            "model.embed_tokens.": "backbone.embeddings.",
+            "model.norm.": "backbone.norm_f.",
+        },
+    ),
     "ovis2": Wrapper("qwen2", ("vision_tower", "visual_embeddings_table"), tied=True),
     "paddleocr_vl": Wrapper(
         "paddleocr_vl_text", ("visual", "projector", "mlp_AR"), tied=True, flat=True
@@ -155,10 +179,29 @@ WRAPPERS: Mapping[str, Wrapper] = {
         # Only prompts with token types, which come with an image, are read in both directions.
         "gemma",
         tied=True,
-        caps=True,
+        own_head=True,
         first=1,
         unused=("use_bidirectional_attention",),
     ),
+    "phi4_multimodal": Wrapper(
+        # The text model's LoRA weights for images and sound are files of their own.
+        "phi3",
+        ("embed_tokens_extend",),
+        flat=True,
+        defaults={
+            "vocab_size": 200_064,
+            "hidden_size": 3072,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131_072,
+            "bos_token_id": 199_999,
+            "eos_token_id": [199_999, 200_020],
+            "pad_token_id": 199_999,
+        },
+    ),
+    "pp_chart2table": Wrapper("qwen2", tied=True),
     "qianfan_ocr": Wrapper(
         "qwen3",
         (*_VISION, "vision_model", "mlp1"),
@@ -169,6 +212,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     ),
     "qwen2_5_omni_thinker": Wrapper("qwen2_5_omni_text", _OMNI, outer="thinker"),
     "qwen2_5_vl": Wrapper("qwen2_5_vl_text", _VISUAL, flat=True),
+    "mllama": Wrapper("mllama_text_model", ("vision_model", "multi_modal_projector")),
     "moss_transcribe_diarize": Wrapper("qwen3", _AUDIO, tied=True),
     "qwen2_audio": Wrapper("qwen2", _AUDIO),
     "qwen2_vl": Wrapper("qwen2_vl_text", _VISUAL, flat=True),
@@ -233,6 +277,8 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "qwen3_vl_text": (151_936, 4096, 22_016, 32, 32, 128_000),
     "qwen3_vl_moe_text": (151_936, 2048, 5632, 24, 16, 128_000),
     "qwen3_omni_moe_text": (3584, 2048, 18_944, 28, 28, 32_768),
+    "mllama_text_model": (128_256, 4096, 14_336, 40, 32, 131_072),
+    "emu3_text_model": (184_622, 4096, 14_336, 32, 32, 9216),
     "qwen3_5_text": (248_320, 4096, 12_288, 32, 16, 32_768),
     "glm4v_text": (151_552, 4096, 13_696, 40, 32, 32_768),
     "glm4v_moe_text": (151_424, 4096, 10_944, 46, 96, 65_536),
@@ -251,22 +297,25 @@ _OF_OTHERS = frozenset(
         "code2wav_config", "downsample_factor", "downsample_mode", "downsample_rate",
         "downsample_ratio", "drop_vision_last_layer", "enable_audio_output", "encoder_config",
         "eoa_token_index", "eoi_token_id", "eoi_token_index", "has_lora_adapter",
-        "high_res_vision_config", "im_end_token_id", "im_start_token_id", "image_end_token_id",
-        "image_grid_pinpoints", "image_seq_length", "image_size", "image_start_token_id",
-        "image_token_id", "image_token_index", "insert_layer_id", "merge_kernel_size",
-        "merger_times", "mm_tokens_per_image", "multimodal_projector_bias", "num_channels",
-        "num_image_tokens", "patch_size", "perceiver_config", "position_id_per_seconds",
-        "projection_dim", "projection_hidden_size", "projection_layer_norm_eps", "projector_bias",
-        "projector_config", "projector_hidden_act", "projector_hidden_size",
-        "projector_layernorm_eps", "projector_use_layernorm", "scale_factor", "seconds_per_chunk",
-        "semantic_tokenizer_encoder_config", "spatial_merge_size", "spatial_pool_mode",
-        "spatial_pool_stride", "system_token_id", "talker_config", "timestamp_token_id",
-        "token2wav_config", "token_classification_bias", "tts_bos_token_id", "tts_eos_token_id",
-        "tts_pad_token_id", "user_token_id", "video_end_token_id", "video_seq_length",
-        "video_start_token_id", "video_token_id", "video_token_index", "vision_aspect_ratio",
-        "vision_config", "vision_end_token_id", "vision_feature_layer", "vision_feature_layers",
-        "vision_feature_select_strategy", "vision_start_token_id", "vision_token_id",
-        "visual_indicator_token_ids", "vq_config", "window_size",
+        "high_res_vision_config", "im_end_token_id", "im_start_token_id", "image_end_id",
+        "image_end_token_id", "image_grid_pinpoints", "image_seq_length", "image_size",
+        "image_start_id", "image_start_token_id", "image_token_id", "image_token_index",
+        "insert_layer_id", "max_value_projector_patch_to_query_dict", "merge_kernel_size",
+        "merger_times", "mm_tokens_per_image", "multimodal_projector_bias", "newline_id",
+        "num_channels", "num_image_tokens", "patch_size", "perceiver_config",
+        "position_id_per_seconds", "projection_dim", "projection_hidden_size",
+        "projection_layer_norm_eps", "projector_bias", "projector_config", "projector_hidden_act",
+        "projector_hidden_size", "projector_layernorm_eps", "projector_patch_to_query_dict",
+        "projector_use_layernorm", "scale_factor", "seconds_per_chunk",
+        "semantic_tokenizer_encoder_config", "slice_end_id", "slice_start_id", "spatial_merge_size",
+        "spatial_pool_mode", "spatial_pool_stride", "system_token_id", "talker_config",
+        "timestamp_token_id", "token2wav_config", "token_classification_bias", "tts_bos_token_id",
+        "tts_eos_token_id", "tts_pad_token_id", "user_token_id", "video_end_token_id",
+        "video_seq_length", "video_start_token_id", "video_token_id", "video_token_index",
+        "vision_aspect_ratio", "vision_config", "vision_end_token_id", "vision_feature_layer",
+        "vision_feature_layers", "vision_feature_select_strategy", "vision_start_token_id",
+        "vision_token_id", "visual_indicator_token_ids", "vocabulary_map", "vq_config",
+        "window_size", "word_timestamp_config",
     )
 )  # fmt: skip
 # Keys that a wrapper repeats of its text model.
@@ -314,8 +363,9 @@ class Text:
                 f"{self.where}: rope_type is {moving!r}, which is not supported: its frequencies "
                 f"depend on positions, which begin at {self.wrapper.first} here"
             )
-        cap = config.logit_softcap if self.wrapper.caps else None
-        return replace(config, logit_scale=1.0, logit_softcap=cap)
+        if self.wrapper.own_head:
+            return config
+        return replace(config, logit_scale=1.0, logit_softcap=None)
 
     def found(self, tensors: Mapping[str, Tensor], where: object) -> TextTensors:
         """The text model's tensors among a file's.

@@ -56,6 +56,7 @@ def write_common(config: TransformerConfig) -> dict[str, Any]:
     }
     if network is None:
         return values
+    network = getattr(network, "dense", network)
     dense = network.shared or network.expert if hasattr(network, "expert") else network
     return values | {
         "intermediate_size": dense.hidden_dim,
