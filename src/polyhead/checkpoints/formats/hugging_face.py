@@ -16,6 +16,7 @@ from polyhead.checkpoints import adapters
 from polyhead.checkpoints.formats.coded import Coded, Codes
 from polyhead.checkpoints.formats.parts import Blocks, Parts
 from polyhead.checkpoints.formats.safetensors_files import read_tensors
+from polyhead.checkpoints.formats.sentence_modules import METADATA, PROJECTION, read_sentences
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.nearest import unknown_type
@@ -78,6 +79,10 @@ def read_directory(
     tensors = read_tensors(directory)
     tokenizer, target_tokenizer = read_tokenizers(directory)
     generation = GenerationConfig.from_directory(directory, values)
+    pooling, sentences = read_sentences(directory, values)
+    if sentences.late is not None and (directory / METADATA).is_file():  # ColBERT's own class
+        tensors.pop(PROJECTION, None)
+        values = {**values, "architectures": ["BertModel"]}
     if values.get("model_type") == OWN:
         if adapter is not None:
             raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
@@ -90,7 +95,8 @@ def read_directory(
             tokenizer,
             generation=generation,
             target_tokenizer=target_tokenizer,
-            pooling=_pooling(directory),
+            pooling=pooling,
+            sentences=sentences,
         )
     text = text_of(values, path)
     if family is not None:
@@ -141,7 +147,8 @@ def read_directory(
         family=known.written_as or known.model_type,
         left_out=text.left_out(found.left_out),
         generation=generation,
-        pooling=_pooling(directory),
+        pooling=pooling,
+        sentences=sentences,
         target_tokenizer=target_tokenizer,
         blocks=blocks,
     )
@@ -204,31 +211,6 @@ def _halves(state: dict[str, Tensor]) -> dict[str, Blocks]:
         name: Blocks(tensor.contiguous().view(torch.uint8), kinds[tensor.dtype])
         for name, tensor in found.items()
     }
-
-
-def _pooling(directory: Path) -> str:
-    """The pooling that the sentence-transformers library's file sets: one of its modes is true."""
-    path = directory / POOLING
-    if not path.is_file():
-        return "mean"
-    modes = [key for key, value in read_json(path).items() if value is True]
-    modes = [key for key in modes if key.startswith("pooling_mode_")]
-    return _MODES.get(modes[0], modes[0]) if len(modes) == 1 else f"{len(modes)} modes"
-
-
-POOLING = Path("1_Pooling", "config.json")
-"""How an encoder's hidden states become one vector of a text."""
-_MODES = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_lasttoken": "last",
-}
-
-
-def pooling_config(pooling: str) -> dict[str, bool]:
-    """The inverse of what ``read_directory`` reads there."""
-    found = next((theirs for theirs, ours in _MODES.items() if ours == pooling), pooling)
-    return {name: name == found for name in dict.fromkeys((*_MODES, found))}
 
 
 def _drop_tied_copy(state: dict[str, Tensor], file_names: dict[str, str], directory: Path) -> None:
