@@ -17,6 +17,7 @@ from polyhead.checkpoints.formats.coded import Coded, Codes
 from polyhead.checkpoints.formats.parts import Blocks, Parts
 from polyhead.checkpoints.formats.safetensors_files import read_tensors
 from polyhead.checkpoints.formats.sentence_modules import METADATA, PROJECTION, read_sentences
+from polyhead.checkpoints.formats.table_codes import TableCoded
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.nearest import unknown_type
@@ -122,7 +123,7 @@ def read_directory(
                 blocks |= made
                 kept_names |= called
             else:
-                numbers[name] = each.numbers(dtype or _own_dtype(each))
+                numbers[name] = each.numbers(dtype or each.dtype)
         tensors |= numbers
     if adapter is not None:
         tensors = adapters.merged(tensors, adapter, table.prefix, text.bare)
@@ -154,13 +155,14 @@ def read_directory(
     )
 
 
-def _own_dtype(weight: Coded) -> torch.dtype:
-    return torch.bfloat16 if weight.kind == scaled.F8_E4M3 else weight.scales.scales.dtype
-
-
-def _stays(name: str, weight: Coded, table: Tensors, config: TransformerConfig) -> bool:
+def _stays(
+    name: str, weight: Coded | TableCoded, table: Tensors, config: TransformerConfig
+) -> bool:
     """Whether codes can be read in place, and are of no head that repeats the embedding."""
     native = code()
+    if isinstance(weight, TableCoded):
+        stacked = weight.gguf_type if table.moves_rows(name, transposed=True) else None
+        return native is not None and stacked is not None and readable(native, stacked)
     return (
         native is not None
         and weight.in_runs
@@ -171,12 +173,17 @@ def _stays(name: str, weight: Coded, table: Tensors, config: TransformerConfig) 
 
 
 def _placed(
-    name: str, weight: Coded, table: Tensors, config: TransformerConfig, where: Path
+    name: str, weight: Coded | TableCoded, table: Tensors, config: TransformerConfig, where: Path
 ) -> tuple[dict[str, Blocks], dict[str, str]]:
     """polyhead's matrices of one of the file's, whose rows may move, and what the file calls each.
 
     Rows that lie next to each other stay in the file, with their scales if those are theirs alone.
     """
+    if isinstance(weight, TableCoded):
+        octets, kind = weight.gguf_blocks()
+        numbered = torch.arange(len(octets), device="cpu").view(weight.shape[0], 1, -1)
+        rows_of, called = table.to_ours({name: numbered}, config, where)
+        return {ours: Blocks(octets[row.flatten()], kind) for ours, row in rows_of.items()}, called
     places, called = table.to_ours(
         {name: torch.arange(weight.shape[0], device="cpu")[:, None]}, config, where
     )
