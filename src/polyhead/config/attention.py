@@ -240,7 +240,8 @@ class AttentionConfig(HeadLayout, kind="heads"):
         if self.makes_keys:
             projected.append((G, D, C, self.has_k_bias))
             if not self.values_from_keys:
-                projected.append((G, self.value_dim, C, self.qkv_bias))
+                # Paired heads share a value.
+                projected.append((self.kv.num_kv_heads, self.value_dim, C, self.qkv_bias))
         for units, size, features, bias in projected:
             yield ParameterGroup("attention", units, size * features)
             if bias:
