@@ -98,7 +98,8 @@ def test_hub_ids_fetch_only_what_is_needed(monkeypatch: pytest.MonkeyPatch, tmp_
     assert loaded.origin == "Hugging Face hub some-org/some_model.v1"
     assert asked["repo"] == "some-org/some_model.v1"
     assert "*.safetensors" in asked["allow_patterns"]
-    assert asked["ignore_patterns"] == ["*/*"], "other formats lie in folders of their own"
+    ignored = asked["ignore_patterns"]
+    assert ignored == ["[!0-9]*/*"], "other formats lie in folders; modules in 1_Pooling and so on"
     fetched = {pattern for pattern in asked["allow_patterns"] if "bin" in pattern}
     assert fetched == {"model.bin"}, "CTranslate2's own format, and nothing that is unpickled"
     assert "*" not in asked["allow_patterns"]

@@ -275,7 +275,7 @@ def test_damaged_tensors_are_one_clear_error(
         ("gptq", "group_size", 0, "group_size is 0; supported is a whole number from 1, or -1"),
         ("gptq", "checkpoint_format", "marlin", "checkpoint_format is 'marlin'; supported is gptq"),
         ("awq", "version", "gemv", "version is 'gemv'; supported is 'gemm'"),
-        ("packed", "format", "nvfp4-pack-quantized", "format is 'nvfp4.*supported is 'pack-"),
+        ("packed", "format", "mxfp4-pack-quantized", "format is 'mxfp4.*supported is 'pack-"),
         ("packed", "config_groups", {}, "config_groups is {}; supported is an object of one group"),
         ("packed", "config_groups.group_0.weights.num_bits", 2, "group_0: weights: num_bits is 2"),
         ("packed", "config_groups.group_0.weights.strategy", "token", "strategy is 'token'"),

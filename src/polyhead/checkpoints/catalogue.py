@@ -125,6 +125,11 @@ HUB_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "modules.json",
+    "config_sentence_transformers.json",
+    "sentence_bert_config.json",
+    "artifact.metadata",
+    "[0-9]_*/config.json",
     "chat_template.jinja",
     "source.spm",
     "target.spm",
@@ -255,7 +260,7 @@ def _download(hub_id: str) -> Path:
 
     try:
         folder = snapshot_download(
-            hub_id, allow_patterns=list(HUB_FILES), ignore_patterns=["*/*"], etag_timeout=5
+            hub_id, allow_patterns=list(HUB_FILES), ignore_patterns=["[!0-9]*/*"], etag_timeout=5
         )
     except (RepositoryNotFoundError, HFValidationError) as error:
         raise ModelNotFoundError(

@@ -20,6 +20,7 @@ from polyhead.checkpoints.formats.ctranslate2 import read_ctranslate2
 from polyhead.checkpoints.formats.gguf import read_gguf
 from polyhead.checkpoints.formats.hugging_face import read_directory
 from polyhead.checkpoints.formats.parts import Parts, Progress, no_progress
+from polyhead.checkpoints.formats.sentence_modules import Sentences
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.tokenizers.no_tokenizer import NoTokenizer
 from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
@@ -46,7 +47,8 @@ class Checkpoint:
         generation: what the files say about generating.
         target_tokenizer: of the texts that are written, where it is another than ``tokenizer``.
         pooling: how an encoder's files make one vector of a text's hidden states: "mean", "first",
-            "last", or as they call it.
+            ..., several joined by "+", or as they call it.
+        sentences: what such files say beside it: prompts, layers behind the pooling, lengths.
         left_out: modules of a multimodal checkpoint beside its text model, by the names of its
             files: ``("vision_tower", "multi_modal_projector")``. ``ignored`` has their tensors.
     """
@@ -63,6 +65,7 @@ class Checkpoint:
         target_tokenizer: Tokenizer | None = None,
         pooling: str = "mean",
         left_out: tuple[str, ...] = (),
+        sentences: Sentences | None = None,
     ) -> None:
         self.config = config
         self.model = model
@@ -71,6 +74,7 @@ class Checkpoint:
         self.left_out = left_out
         self.family = family
         self.pooling = pooling
+        self.sentences = sentences or Sentences()
         self.generation = generation or GenerationConfig()
         self._tokenizer, self._target_tokenizer = tokenizer, target_tokenizer
 
@@ -169,6 +173,7 @@ def load_checkpoint(
         parts.target_tokenizer,
         parts.pooling,
         parts.left_out,
+        parts.sentences,
     )
 
 

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from polyhead._utils.atomic_write import write_tensors
 from polyhead.checkpoints import generation_config
-from polyhead.checkpoints.formats.hugging_face import POOLING, own_config, pooling_config
+from polyhead.checkpoints.formats.hugging_face import own_config
 from polyhead.checkpoints.formats.safetensors_files import INDEX, WEIGHTS
+from polyhead.checkpoints.formats.sentence_writing import score_key, write_sentences
 from polyhead.checkpoints.json_file import read_json, write_json
 from polyhead.checkpoints.load import Checkpoint
 from polyhead.errors import CheckpointError, ConfigError
@@ -85,7 +86,7 @@ def save_checkpoint(
         config = write_config(checkpoint.config, checkpoint.family)
         table = find_family(config["model_type"], target).tensors_of(config)
         weights = table.to_theirs(state, checkpoint.config)
-    config |= checkpoint.generation.for_config_json()
+    config |= checkpoint.generation.for_config_json() | score_key(checkpoint.sentences)
     weights = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     config["torch_dtype"] = str(next(iter(weights.values())).dtype).removeprefix("torch.")
     try:
@@ -95,10 +96,8 @@ def save_checkpoint(
             with tempfile.TemporaryDirectory(prefix=".partial-", dir=target) as partial:
                 _write(Path(partial), config, weights, checkpoint)
                 _publish(Path(partial), target)
-            (target / POOLING).unlink(missing_ok=True)
-            if checkpoint.pooling != "mean":
-                (target / POOLING).parent.mkdir(exist_ok=True)
-                write_json(target / POOLING, pooling_config(checkpoint.pooling))
+            width = checkpoint.config.embed_dim
+            write_sentences(target, checkpoint.pooling, checkpoint.sentences, width)
         except BaseException:
             if made:
                 shutil.rmtree(target, ignore_errors=True)

@@ -121,7 +121,8 @@ def plan(
             print_json(listed)
             return
         for name, preset in known().items():
-            screen.print(f"{name:<18}{shapes(preset.model)}")
+            line = f"{name:<20} {shapes(preset.model)}"
+            screen.print(line, no_wrap=True, overflow="ellipsis")
         return
     if not config:
         raise InputError(f"no model: give a config.json or a preset: {', '.join(known())}")

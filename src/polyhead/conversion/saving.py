@@ -58,11 +58,15 @@ def save(model: nn.Module, directory: str | os.PathLike[str], *, form: Form = "a
     tokenizer = getattr(model, "tokenizer", None)
     if getattr(model, "source_tokenizer", tokenizer) is not tokenizer:
         raise ConfigError("a model with a tokenizer of its own for target texts cannot be saved")
-    pooling = model.pooling if isinstance(model, TextEncoder) else "mean"
+    pooling, sentences = (
+        (model.pooling, model.sentences) if isinstance(model, TextEncoder) else ("mean", None)
+    )
 
     def checkpoint(saved: Transformer) -> Checkpoint:
         origin = getattr(model, "origin", "")
-        return Checkpoint(saved.config, saved, tokenizer, origin, pooling=pooling)
+        return Checkpoint(
+            saved.config, saved, tokenizer, origin, pooling=pooling, sentences=sentences
+        )
 
     if form != "polyhead":
         try:

@@ -7,6 +7,8 @@ from polyhead.generation.decoding.stream import GenerationStats, TextStream
 from polyhead.generation.pipelines.conversation import Conversation
 from polyhead.generation.pipelines.language_model import LanguageModel
 from polyhead.generation.pipelines.loading import load
+from polyhead.generation.pipelines.multi_vector_encoder import MultiVectorEncoder
+from polyhead.generation.pipelines.ranking import Ranked
 from polyhead.generation.pipelines.speech_to_text import SpeechToText
 from polyhead.generation.pipelines.tasks import Filled, Label, Span
 from polyhead.generation.pipelines.text_encoder import TextEncoder
@@ -20,6 +22,8 @@ __all__ = [
     "GenerationStats",
     "Label",
     "LanguageModel",
+    "MultiVectorEncoder",
+    "Ranked",
     "Sampler",
     "Sampling",
     "Span",

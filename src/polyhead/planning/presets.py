@@ -48,6 +48,12 @@ class Preset:
     baselines: tuple[Mapping[str, Any], ...] = ()
 
     @property
+    def keeps_keys(self) -> bool:
+        """Whether each of its layers keeps keys and values of every token."""
+        layers = self.model.layers
+        return all(any(m.keys_and_values for m in each.attention.memories) for each in layers)
+
+    @property
     def model(self) -> TransformerConfig:
         """What ``config`` describes."""
         if "layer" not in self.config:

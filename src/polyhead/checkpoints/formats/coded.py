@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ from polyhead.families.common.quantization import Scheme
 from polyhead.native.arguments import Scales
 from polyhead.quantization import scaled, unpack
 from polyhead.quantization.blocks import BlockType
+
+if TYPE_CHECKING:
+    from polyhead.checkpoints.formats.table_codes import TableCoded
 
 _PART = 1 << 20  # numbers that are computed at a time
 _LARGEST = 1e30
@@ -52,6 +56,11 @@ class Coded:
     def shape(self) -> tuple[int, int]:
         """The weight's shape."""
         return self.blocks.shape[0], self.blocks.shape[1] * self.kind.numbers // self.kind.octets
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That the numbers have where nobody says: of 8-bit floats DeepSeek's, else the scales'."""
+        return torch.bfloat16 if self.kind == scaled.F8_E4M3 else self.scales.scales.dtype
 
     @property
     def in_runs(self) -> bool:
@@ -87,38 +96,75 @@ class Codes:
         for name in [name for name in tensors if name.endswith(_OF_ACTIVATIONS)]:
             del tensors[name]
 
-    def __iter__(self) -> Iterator[tuple[str, Coded]]:
+    def __iter__(self) -> Iterator[tuple[str, Coded | TableCoded]]:
         """Names of weights, as if they were numbers, with the codes of each.
 
         Raises:
             CheckpointError: A scale is missing, of another shape than it must have, or no scale.
         """
-        end, dtype, read = _LAYOUTS[self._scheme.layout]
+        from polyhead.checkpoints.formats import table_codes as tables
+
+        of_tables = {
+            "mxfp4": ("_blocks", torch.uint8, tables.read_mxfp4),
+            "nvfp4-pack-quantized": (".weight_packed", torch.uint8, tables.read_nvfp4),
+            "modelopt": (".weight", torch.uint8, tables.read_modelopt),
+            "bitsandbytes-4": (".weight", torch.uint8, tables.read_bitsandbytes),
+            "bitsandbytes-8": (".weight", torch.int8, tables.read_bitsandbytes),
+        }
+        layout = self._scheme.layout
+        end, dtype, read = of_tables.get(layout) or _LAYOUTS[layout]
+        stacked = layout == "mxfp4"
         for name in [*self._tensors]:
             if name.endswith(end) and self._tensors[name].dtype == dtype:
                 codes = self._tensors.pop(name)
-                if codes.ndim != 2 or not codes.numel():
-                    raise self._wrong(name, f"has codes and shape {[*codes.shape]}: no matrix")
-                yield name.removesuffix(end) + ".weight", read(self, name.removesuffix(end), codes)
+                if (codes.ndim != 2 and not stacked) or not codes.numel():
+                    raise self.wrong(name, f"has codes and shape {[*codes.shape]}: no matrix")
+                stem = name.removesuffix(end)
+                yield stem if stacked else f"{stem}.weight", read(self, stem, codes)
 
-    def _take(self, name: str, bits: int) -> Tensor:
+    def has(self, name: str) -> bool:
+        """Whether the directory has a tensor that is not taken yet."""
+        return name in self._tensors
+
+    def pop(self, name: str) -> None:
+        """Takes out a tensor that says nothing, if it is there."""
+        self._tensors.pop(name, None)
+
+    def take(self, name: str, bits: int) -> Tensor:
+        """Takes out a tensor that belongs to codes.
+
+        Raises:
+            CheckpointError: It is missing.
+        """
         found = self._tensors.pop(name, None)
         if found is None:
-            raise self._wrong(name, f"is missing: the weight has {bits} bits")
+            raise self.wrong(name, f"is missing: the weight has {bits} bits")
         return found
 
-    def _wrong(self, name: str, words: str) -> CheckpointError:
+    def wrong(self, name: str, words: str) -> CheckpointError:
+        """The error about a tensor."""
         return CheckpointError(f"{self._where}: tensor {shortened(name)} {words}")
 
-    def _fit(
+    def fit(
         self, name: str, tensor: Tensor, shape: tuple[int, ...], words: str, *dtypes: torch.dtype
     ) -> Tensor:
+        """A tensor, if it has the shape and one of the dtypes.
+
+        Raises:
+            CheckpointError: It has not.
+        """
         if tuple(tensor.shape) != shape:
-            raise self._wrong(name, f"must have shape {[*shape]}, {words}: got {[*tensor.shape]}")
+            raise self.wrong(name, f"must have shape {[*shape]}, {words}: got {[*tensor.shape]}")
         if tensor.dtype not in dtypes:
             wanted = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-            raise self._wrong(name, f"must be {wanted}: got {tensor.dtype}")
+            raise self.wrong(name, f"must be {wanted}: got {tensor.dtype}")
         return tensor
+
+    def finite(self, name: str, scales: Tensor) -> None:
+        """Raises an error unless all scales are finite, and none is beyond all sense."""
+        wrong = scales[~(scales.abs() <= _LARGEST)]
+        if len(wrong):
+            raise self.wrong(name, f"must hold finite scales: got {float(wrong[0])}")
 
     def _scales(
         self, name: str, scales: Tensor, zeros: Tensor | None, shape: tuple[int, int]
@@ -130,15 +176,13 @@ class Codes:
             scales = scales.reshape(-1, 1)
         counts = -(-shape[0] // rows), -(-shape[1] // numbers)
         words = f"a number for each block of {rows} × {numbers}"
-        self._fit(name, scales, counts, words, *_SCALES)
-        wrong = scales[~(scales.abs() <= _LARGEST)]
-        if len(wrong):
-            raise self._wrong(name, f"must hold finite scales: got {float(wrong[0])}")
+        self.fit(name, scales, counts, words, *_SCALES)
+        self.finite(name, scales)
         return Scales(scales.contiguous(), zeros, numbers, rows)
 
     def _float8(self, stem: str, codes: Tensor, name: str) -> Coded:
         blocks = codes.contiguous().view(torch.uint8)
-        scales = self._scales(name, self._take(name, 8), None, (codes.shape[0], codes.shape[1]))
+        scales = self._scales(name, self.take(name, 8), None, (codes.shape[0], codes.shape[1]))
         return Coded(blocks, scaled.F8_E4M3, scales)
 
     def _deepseek(self, stem: str, codes: Tensor) -> Coded:
@@ -149,13 +193,13 @@ class Codes:
 
     def _int_quantized(self, stem: str, codes: Tensor) -> Coded:
         name, shape = f"{stem}.weight_scale", (codes.shape[0], codes.shape[1])
-        scales = self._scales(name, self._take(name, 8), None, shape)
+        scales = self._scales(name, self.take(name, 8), None, shape)
         zeros = self._tensors.pop(f"{stem}.weight_zero_point", None)
         if zeros is not None:
             zeros = zeros.reshape(-1, 1) if self._scheme.rows is None else zeros
             size = scales.scales.shape[0], scales.scales.shape[1]
             name = f"{stem}.weight_zero_point"
-            self._fit(name, zeros, size, "that of the scales", torch.int8)
+            self.fit(name, zeros, size, "that of the scales", torch.int8)
             zeros = zeros.contiguous().view(torch.uint8) if zeros.any() else None
         blocks = codes.contiguous().view(torch.uint8)
         return Coded(blocks, scaled.I8, scales._replace(zeros=zeros))
@@ -164,17 +208,17 @@ class Codes:
         bits, per = self._scheme.bits, 32 // self._scheme.bits
         kind = scaled.U4 if bits == 4 else scaled.U8
         name, stated = f"{stem}.weight_scale", f"{stem}.weight_shape"
-        sizes = self._fit(stated, self._take(stated, bits), (2,), "a matrix's", *_WHOLE)
+        sizes = self.fit(stated, self.take(stated, bits), (2,), "a matrix's", *_WHOLE)
         shape = [int(size) for size in sizes]
         if (words.shape[0], words.shape[1]) != (shape[0], -(-shape[1] // per)):
             got = f"got {shape} for codes of shape {[*words.shape]}"
-            raise self._wrong(stated, f"must be the shape of the weight: {got}")
-        scales = self._scales(name, self._take(name, bits), None, (shape[0], shape[1]))
+            raise self.wrong(stated, f"must be the shape of the weight: {got}")
+        scales = self._scales(name, self.take(name, bits), None, (shape[0], shape[1]))
         size = scales.scales.shape[0], scales.scales.shape[1]
         zeros = self._tensors.pop(f"{stem}.weight_zero_point", None)
         if zeros is not None:
             packed, name = (-(-size[0] // per), size[1]), f"{stem}.weight_zero_point"
-            self._fit(name, zeros, packed, f"{per} zeros in each number", torch.int32)
+            self.fit(name, zeros, packed, f"{per} zeros in each number", torch.int32)
             zeros = self._zeros(name, _spread(zeros.mT, bits).mT[: size[0]])
         order = self._order(f"{stem}.weight_g_idx", shape[1], size[1])
         blocks = words.contiguous().view(torch.uint8)[:, : -(-shape[1] * bits // 8)]
@@ -193,7 +237,7 @@ class Codes:
     def _awq(self, stem: str, words: Tensor) -> Coded:
         inputs, outputs = words.shape[0], words.shape[1] * 8
         if inputs % 2:
-            raise self._wrong(f"{stem}.qweight", f"must have an even number of rows: got {inputs}")
+            raise self.wrong(f"{stem}.qweight", f"must have an even number of rows: got {inputs}")
         scales = self._turned(stem, (outputs, inputs))
         zeros = self._zeros_of(stem, scales, 4, _spread_by_awq)
         blocks = torch.empty(outputs, inputs // 2, dtype=torch.uint8, device="cpu")
@@ -208,9 +252,9 @@ class Codes:
         """Scales that a file holds as [groups, out]."""
         name, bits = f"{stem}.scales", self._scheme.bits
         numbers = self._scheme.numbers or shape[1]
-        found = self._take(name, bits)
+        found = self.take(name, bits)
         size = -(-shape[1] // numbers), shape[0]
-        self._fit(name, found, size, f"a number for each group of {numbers} features", *_SCALES)
+        self.fit(name, found, size, f"a number for each group of {numbers} features", *_SCALES)
         return self._scales(name, found.mT, None, shape)
 
     def _zeros_of(
@@ -218,17 +262,17 @@ class Codes:
     ) -> Tensor | None:
         """The zeros of words [groups, outs in words]."""
         name, (outputs, groups) = f"{stem}.qzeros", scales.scales.shape
-        words = self._take(name, bits)
+        words = self.take(name, bits)
         per = 32 // bits
         size = groups, -(-outputs // per)
-        self._fit(name, words, size, f"{per} zeros in each number", torch.int32)
+        self.fit(name, words, size, f"{per} zeros in each number", torch.int32)
         return self._zeros(name, spread(words, bits)[:, :outputs].mT)
 
     def _zeros(self, name: str, zeros: Tensor) -> Tensor | None:
         """As bytes; None where they are all the middle code."""
         found = zeros.to(torch.int16) + self._scheme.plus
         if int(found.max()) > 255:
-            raise self._wrong(name, "must hold zeros up to 255: got 256")
+            raise self.wrong(name, "must hold zeros up to 255: got 256")
         middle = 1 << self._scheme.bits - 1
         return None if bool((found == middle).all()) else found.to(torch.uint8).contiguous()
 
@@ -237,12 +281,12 @@ class Codes:
         found = self._tensors.pop(name, None)
         if found is None:
             return None
-        self._fit(name, found, (inputs,), "the group of each feature", *_WHOLE)
+        self.fit(name, found, (inputs,), "the group of each feature", *_WHOLE)
         if bool((found == -1).all()):
             return None
         for each in (int(found.min()), int(found.max())):
             if not 0 <= each < groups:
-                raise self._wrong(name, f"must hold numbers of groups below {groups}: got {each}")
+                raise self.wrong(name, f"must hold numbers of groups below {groups}: got {each}")
         plain = torch.arange(inputs, device="cpu") // (self._scheme.numbers or inputs)
         return None if torch.equal(found.long(), plain) else found.long()
 

@@ -16,6 +16,8 @@ from polyhead.checkpoints import adapters
 from polyhead.checkpoints.formats.coded import Coded, Codes
 from polyhead.checkpoints.formats.parts import Blocks, Parts
 from polyhead.checkpoints.formats.safetensors_files import read_tensors
+from polyhead.checkpoints.formats.sentence_modules import METADATA, PROJECTION, read_sentences
+from polyhead.checkpoints.formats.table_codes import TableCoded
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.json_file import read_json
 from polyhead.checkpoints.nearest import unknown_type
@@ -78,6 +80,10 @@ def read_directory(
     tensors = read_tensors(directory)
     tokenizer, target_tokenizer = read_tokenizers(directory)
     generation = GenerationConfig.from_directory(directory, values)
+    pooling, sentences = read_sentences(directory, values)
+    if sentences.late is not None and (directory / METADATA).is_file():  # ColBERT's own class
+        tensors.pop(PROJECTION, None)
+        values = {**values, "architectures": ["BertModel"]}
     if values.get("model_type") == OWN:
         if adapter is not None:
             raise CheckpointError(f"{directory}: adapters are not merged into polyhead's own form")
@@ -90,7 +96,8 @@ def read_directory(
             tokenizer,
             generation=generation,
             target_tokenizer=target_tokenizer,
-            pooling=_pooling(directory),
+            pooling=pooling,
+            sentences=sentences,
         )
     text = text_of(values, path)
     if family is not None:
@@ -116,7 +123,7 @@ def read_directory(
                 blocks |= made
                 kept_names |= called
             else:
-                numbers[name] = each.numbers(dtype or _own_dtype(each))
+                numbers[name] = each.numbers(dtype or each.dtype)
         tensors |= numbers
     if adapter is not None:
         tensors = adapters.merged(tensors, adapter, table.prefix, text.bare)
@@ -141,19 +148,21 @@ def read_directory(
         family=known.written_as or known.model_type,
         left_out=text.left_out(found.left_out),
         generation=generation,
-        pooling=_pooling(directory),
+        pooling=pooling,
+        sentences=sentences,
         target_tokenizer=target_tokenizer,
         blocks=blocks,
     )
 
 
-def _own_dtype(weight: Coded) -> torch.dtype:
-    return torch.bfloat16 if weight.kind == scaled.F8_E4M3 else weight.scales.scales.dtype
-
-
-def _stays(name: str, weight: Coded, table: Tensors, config: TransformerConfig) -> bool:
+def _stays(
+    name: str, weight: Coded | TableCoded, table: Tensors, config: TransformerConfig
+) -> bool:
     """Whether codes can be read in place, and are of no head that repeats the embedding."""
     native = code()
+    if isinstance(weight, TableCoded):
+        stacked = weight.gguf_type if table.moves_rows(name, transposed=True) else None
+        return native is not None and stacked is not None and readable(native, stacked)
     return (
         native is not None
         and weight.in_runs
@@ -164,12 +173,17 @@ def _stays(name: str, weight: Coded, table: Tensors, config: TransformerConfig) 
 
 
 def _placed(
-    name: str, weight: Coded, table: Tensors, config: TransformerConfig, where: Path
+    name: str, weight: Coded | TableCoded, table: Tensors, config: TransformerConfig, where: Path
 ) -> tuple[dict[str, Blocks], dict[str, str]]:
     """polyhead's matrices of one of the file's, whose rows may move, and what the file calls each.
 
     Rows that lie next to each other stay in the file, with their scales if those are theirs alone.
     """
+    if isinstance(weight, TableCoded):
+        octets, kind = weight.gguf_blocks()
+        numbered = torch.arange(len(octets), device="cpu").view(weight.shape[0], 1, -1)
+        rows_of, called = table.to_ours({name: numbered}, config, where)
+        return {ours: Blocks(octets[row.flatten()], kind) for ours, row in rows_of.items()}, called
     places, called = table.to_ours(
         {name: torch.arange(weight.shape[0], device="cpu")[:, None]}, config, where
     )
@@ -204,31 +218,6 @@ def _halves(state: dict[str, Tensor]) -> dict[str, Blocks]:
         name: Blocks(tensor.contiguous().view(torch.uint8), kinds[tensor.dtype])
         for name, tensor in found.items()
     }
-
-
-def _pooling(directory: Path) -> str:
-    """The pooling that the sentence-transformers library's file sets: one of its modes is true."""
-    path = directory / POOLING
-    if not path.is_file():
-        return "mean"
-    modes = [key for key, value in read_json(path).items() if value is True]
-    modes = [key for key in modes if key.startswith("pooling_mode_")]
-    return _MODES.get(modes[0], modes[0]) if len(modes) == 1 else f"{len(modes)} modes"
-
-
-POOLING = Path("1_Pooling", "config.json")
-"""How an encoder's hidden states become one vector of a text."""
-_MODES = {
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "first",
-    "pooling_mode_lasttoken": "last",
-}
-
-
-def pooling_config(pooling: str) -> dict[str, bool]:
-    """The inverse of what ``read_directory`` reads there."""
-    found = next((theirs for theirs, ours in _MODES.items() if ours == pooling), pooling)
-    return {name: name == found for name in dict.fromkeys((*_MODES, found))}
 
 
 def _drop_tied_copy(state: dict[str, Tensor], file_names: dict[str, str], directory: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from torch import Tensor
 
+from polyhead.checkpoints.formats.sentence_modules import Sentences
 from polyhead.checkpoints.generation_config import GenerationConfig
 from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 from polyhead.config import TransformerConfig
@@ -58,6 +59,7 @@ class Parts:
         generation: what the files say about generating.
         target_tokenizer: of the texts that are written, where it is another than ``tokenizer``.
         pooling: how an encoder's files make one vector of a text's hidden states.
+        sentences: what such files say beside it.
         blocks: weights of linear modules and tables that are not in ``state``, by the same names.
     """
 
@@ -70,6 +72,7 @@ class Parts:
     generation: GenerationConfig = field(default_factory=GenerationConfig)
     target_tokenizer: Tokenizer | None = None
     pooling: str = "mean"
+    sentences: Sentences = field(default_factory=Sentences)
     blocks: Mapping[str, Blocks] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
 

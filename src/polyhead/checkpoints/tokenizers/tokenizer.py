@@ -17,7 +17,7 @@ from polyhead.checkpoints.rust import no_backtrace, refusing, try_out
 from polyhead.checkpoints.tokenizers.chat_template import render_chat
 from polyhead.checkpoints.tokenizers.pieces import pieces_of
 from polyhead.checkpoints.tokenizers.stream import ByteStream, StreamDecoder, TextStream
-from polyhead.errors import CheckpointError, InputError, shortened
+from polyhead.errors import CheckpointError, InputError, UnsupportedError, shortened
 from polyhead.families.common.reading import as_ids
 
 if TYPE_CHECKING:
@@ -189,6 +189,37 @@ class Tokenizer:
             InputError: as ``encode``.
         """
         made: tokenizers.Encoding = self._encoding(text, True, other)
+        return made
+
+    def shortened(self, most: int, text: str, other: str | None = None) -> tokenizers.Encoding:
+        """As ``encoding``, with tokens cut off the ends where there are more than ``most``.
+
+        What the model expects around a text stays. Of two texts the longer is cut first, as the
+        library does ("longest_first").
+
+        Raises:
+            InputError: as ``encode``, or what stands around a text is longer than ``most``.
+            UnsupportedError: the tokenizer is not one of the library's.
+        """
+        added = getattr(self.backend, "num_special_tokens_to_add", None)
+        if added is None:
+            raise UnsupportedError("this tokenizer cannot cut texts: shorten them")
+        room = most - added(other is not None)
+        if room < 1:
+            raise InputError(f"max_length must be more than {most - room}: got {most}")
+        parts = [self._encoding(each, False) for each in (text, other) if each is not None]
+        lengths = [len(part.ids) for part in parts]
+        if sum(lengths) > room:
+            least = min(lengths)
+            most_of_other = max(least, room - least) if least <= room else least
+            cut = [least, most_of_other] if len(parts) == 2 else [room]
+            if sum(cut) > room:
+                cut = [room // 2, room - room // 2]
+            if len(parts) == 2 and lengths[0] > lengths[1]:
+                cut.reverse()
+            for part, length in zip(parts, cut, strict=True):
+                part.truncate(length)
+        made: tokenizers.Encoding = self.backend.post_process(*parts)
         return made
 
     def _encoding(self, text: str, add_special: bool, other: str | None = None) -> Any:

@@ -96,6 +96,8 @@ HARMLESS = frozenset(
         "sep_token_id",
         "cls_token_id",
         "mask_token_id",
+        "sentence_transformers",
+        "sbert_ce_default_activation_function",
         *GENERATION_KEYS,
     )
 )

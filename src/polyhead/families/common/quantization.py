@@ -25,6 +25,16 @@ _HARMLESS = {
         "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse",
         "exllama_config",
     ),
+    "mxfp4": ("modules_to_not_convert", "dequantize"),
+    "modelopt": (
+        "ignore", "config_groups", "producer", "kv_cache_scheme", "group_size",
+        "kv_cache_quant_algo", "exclude_modules",
+    ),
+    "bitsandbytes": (
+        "llm_int8_threshold", "llm_int8_skip_modules", "llm_int8_enable_fp32_cpu_offload",
+        "llm_int8_has_fp16_weight", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant",
+        "bnb_4bit_compute_dtype",
+    ),
     "compressed-tensors": (
         "ignore", "quantization_status", "global_compression_ratio", "kv_cache_scheme", "version",
         "sparsity_config", "transform_config",
@@ -46,8 +56,9 @@ class Scheme:
     """How weights became codes.
 
     Attributes:
-        layout: How tensors hold them: "fp8", "gptq", "awq", "pack-quantized", "int-quantized" or
-            "float-quantized" (compressed-tensors).
+        layout: How tensors hold them: "fp8", "gptq", "awq", "pack-quantized", "int-quantized",
+            "float-quantized" or "nvfp4-pack-quantized" (compressed-tensors), "modelopt", "mxfp4",
+            "bitsandbytes-4" or "bitsandbytes-8".
         bits: Of a code.
         rows: Of a weight that share a scale; None: all of them.
         numbers: Of a row that share a scale; None: all of them.
@@ -55,6 +66,7 @@ class Scheme:
         scale_bits: Of a scale, as files usually have them.
         zeros: Whether codes may have zeros other than the middle one.
         shuffled: Whether groups may not lie next to each other.
+        unpacked: Whether such codes always become numbers.
     """
 
     layout: str
@@ -65,12 +77,13 @@ class Scheme:
     scale_bits: int = 16
     zeros: bool = False
     shuffled: bool = False
+    unpacked: bool = False
 
     @property
     def held_bits(self) -> float:
         """Bits that a number takes in memory, with its part of scales; 32: it is unpacked."""
         numbers, rows = self.numbers, self.rows
-        if self.shuffled or (numbers is not None and numbers % 32):
+        if self.unpacked or self.shuffled or (numbers is not None and numbers % 32):
             return 32.0
         if numbers is None or rows is None:
             return float(self.bits)  # a scale for thousands
@@ -93,7 +106,9 @@ def read_scheme(values: Mapping[str, Any], where: object) -> Scheme | None:
     keys = _keys(scheme, f"{where}: {KEY}")
     method = keys.take("quant_method")
     if not isinstance(method, str) or method not in _READERS:
-        raise keys.refused("quant_method", method, ", ".join(repr(name) for name in _READERS))
+        names = ", ".join(repr(name) for name in _READERS)
+        way = "else load the model with the library that made it and save its weights unpacked"
+        raise keys.refused("quant_method", method, f"{names} ({way})")
     found = _READERS[method](keys)
     keys.finish(_HARMLESS[method])
     return found
@@ -131,6 +146,28 @@ def _awq(keys: Keys) -> Scheme:
     return Scheme("awq", _bits(keys, "bits", 4), 1, _numbers(keys), zeros=zeros)
 
 
+def _mxfp4(keys: Keys) -> Scheme:
+    return Scheme("mxfp4", 4, 1, 32, scale_bits=8)
+
+
+def _modelopt(keys: Keys) -> Scheme:
+    keys.expect("quant_algo", "NVFP4")
+    return Scheme("modelopt", 4, 1, 16, scale_bits=8, unpacked=True)
+
+
+def _bitsandbytes(keys: Keys) -> Scheme:
+    four, eight = (
+        any([keys.flag(f"load_in_{bits}bit", False), keys.flag(f"_load_in_{bits}bit", False)])
+        for bits in (4, 8)
+    )
+    if four == eight:
+        raise keys.refused("load_in_4bit", four, "true, or load_in_8bit, but not both")
+    keys.expect("bnb_4bit_quant_storage", "uint8")
+    if eight:
+        return Scheme("bitsandbytes-8", 8, 1, None)
+    return Scheme("bitsandbytes-4", 4, 1, 64, scale_bits=32, unpacked=True)
+
+
 def _compressed(keys: Keys) -> Scheme:
     layout = keys.take("format")
     groups = keys.take("config_groups")
@@ -148,10 +185,19 @@ def _compressed(keys: Keys) -> Scheme:
 
 
 def _weights(keys: Keys, layout: Any, above: Keys) -> Scheme:
-    kinds = {"pack-quantized": "int", "int-quantized": "int", "float-quantized": "float"}
+    kinds = {
+        "pack-quantized": "int", "int-quantized": "int", "float-quantized": "float",
+        "nvfp4-pack-quantized": "float",
+    }  # fmt: skip
     if not isinstance(layout, str) or layout not in kinds:
         raise above.refused("format", layout, ", ".join(repr(name) for name in kinds))
     keys.expect("type", kinds[layout])
+    if layout == "nvfp4-pack-quantized":
+        keys.expect("strategy", "tensor_group")
+        keys.expect("group_size", 16)
+        keys.expect("symmetric", True)
+        _bits(keys, "num_bits", 4)
+        return Scheme(layout, 4, 1, 16, scale_bits=8, unpacked=True)
     bits = _bits(keys, "num_bits", *((4, 8) if layout == "pack-quantized" else (8,)))
     zeros = not keys.flag("symmetric", True)
     strategy = keys.text("strategy", None)
@@ -193,4 +239,12 @@ def _is_count(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
-_READERS = {"fp8": _fp8, "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed}
+_READERS = {
+    "fp8": _fp8,
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed,
+    "mxfp4": _mxfp4,
+    "modelopt": _modelopt,
+    "bitsandbytes": _bitsandbytes,
+}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from polyhead.config import TransformerConfig
 from polyhead.errors import CheckpointError, ConfigError, shortened
-from polyhead.families.common.steps import At, Each, Step, backward, forward
+from polyhead.families.common.steps import At, Each, Step, Transposed, backward, forward
 
 _NUMBER = re.compile(r"(?<=[._])\d+(?=\.|$)")
 _LETTER = re.compile(r"\{[ij]\}")
@@ -208,10 +208,18 @@ class Tensors:
         bare = name.removeprefix(self.prefix)
         return any(pattern.fullmatch(bare) for pattern in self._dropped)
 
-    def moves_rows(self, name: str) -> bool:
-        """Whether the steps only reorder rows, so that they also work on rows of packed bytes."""
+    def moves_rows(self, name: str, transposed: bool = False) -> bool:
+        """Whether the steps only reorder rows, so that they also work on rows of packed bytes.
+
+        Args:
+            name: The file's.
+            transposed: Whether its last two dimensions may change places too.
+        """
         found = self._find(name.removeprefix(self.prefix), self._by_theirs)
-        return found is not None and all(step.moves_rows for step in found.rule.steps)
+        return found is not None and all(
+            step.moves_rows or (transposed and isinstance(step, Transposed))
+            for step in found.rule.steps
+        )
 
     def our_name(self, name: str) -> str | None:
         """What polyhead calls the first tensor that one of the file becomes; None: nothing."""

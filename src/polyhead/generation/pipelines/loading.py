@@ -13,6 +13,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.generation.decoding.options import GenerationOptions
 from polyhead.generation.pipelines.encoder_decoder import EncoderDecoder
 from polyhead.generation.pipelines.language_model import LanguageModel
+from polyhead.generation.pipelines.multi_vector_encoder import MultiVectorEncoder
 from polyhead.generation.pipelines.speech_to_text import SpeechToText
 from polyhead.generation.pipelines.text_encoder import TextEncoder
 from polyhead.generation.pipelines.text_to_text import TextToText
@@ -166,7 +167,9 @@ def _wrapped(checkpoint: Checkpoint, source: object) -> Model:
     if config.embedding.frontend is not None:
         raise UnsupportedError(f"{source} is a vision encoder: use load_checkpoint")
     if config.kind == "encoder":
-        return TextEncoder(checkpoint.model, checkpoint.tokenizer, origin, checkpoint.pooling)
+        return _encoder(checkpoint)
+    if config.kind == "decoder" and checkpoint.sentences.modules:
+        return _encoder(checkpoint)
     options = generation_options(checkpoint)
     if config.kind == "decoder":
         return LanguageModel(checkpoint.model, checkpoint.tokenizer, origin, options)
@@ -180,6 +183,17 @@ def _wrapped(checkpoint: Checkpoint, source: object) -> Model:
         target_tokenizer=checkpoint.target_tokenizer,
         prefix=checkpoint.generation.prefix,
         tasks=checkpoint.generation.tasks,
+    )
+
+
+def _encoder(checkpoint: Checkpoint) -> TextEncoder:
+    late = checkpoint.sentences.late is not None
+    return (MultiVectorEncoder if late else TextEncoder)(
+        checkpoint.model,
+        checkpoint.tokenizer,
+        checkpoint.origin,
+        checkpoint.pooling,
+        checkpoint.sentences,
     )
 
 

@@ -81,7 +81,7 @@ def classify(
     batch_size: int,
 ) -> list[list[Label]]:
     """All classes of each text, the likeliest first."""
-    task = _task(model.config, "classify")
+    task = task_of(model.config, "classify")
     names = _names(task)
     if function not in (None, "softmax", "sigmoid", "none"):
         raise ValueError(
@@ -128,7 +128,7 @@ def tag(
     model: Encoder, texts: Sequence[str], group: bool, ignored: Sequence[str], batch_size: int
 ) -> list[list[Span]]:
     """The classes of each text's tokens, or of runs of tokens of a class."""
-    task = _task(model.config, "tag")
+    task = task_of(model.config, "tag")
     names = _names(task)
     chosen: Function = "sigmoid" if len(names) == 1 else "softmax"
     encodings = [model.encoded(i, text) for i, text in enumerate(texts)]
@@ -181,7 +181,7 @@ def answer(model: Encoder, question: str, context: str, top_k: int, longest: int
     """
     top_k = check_int("top_k", top_k, least=1, error=ValueError)
     longest = check_int("longest", longest, least=1, error=ValueError)
-    _task(model.config, "answer")
+    task_of(model.config, "answer")
     if not isinstance(context, str) or not context:
         raise InputError(f"context must be a text that is not empty: got {shortened(context)}")
     encoding = model.encoded(0, (question, context))
@@ -241,7 +241,12 @@ def _able(config: TransformerConfig) -> str | None:
     return "answer" if task.spans else "tag" if task.pooling is None else "classify"
 
 
-def _task(config: TransformerConfig, asked: str) -> TaskHeadConfig:
+def task_of(config: TransformerConfig, asked: str) -> TaskHeadConfig:
+    """The head that a question needs.
+
+    Raises:
+        UnsupportedError: The model has another, or none.
+    """
     if config.task is None or _able(config) != asked:
         raise _refused(config, asked)
     return config.task

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from polyhead._utils.checks import check_bool, check_int
-from polyhead.errors import ConfigError, ContextLengthError, InputError, UnsupportedError
-from polyhead.generation.pipelines import tasks
+from polyhead.checkpoints.formats.sentence_modules import POOLINGS, SEPARATOR, Sentences
+from polyhead.errors import (
+    ConfigError,
+    ContextLengthError,
+    InputError,
+    UnsupportedError,
+)
+from polyhead.generation.pipelines import ranking, sentence_vectors, tasks, text_batches
+from polyhead.generation.pipelines.ranking import Ranked
 from polyhead.generation.pipelines.tasks import Filled, Function, Label, Pair, Span
-from polyhead.semantics import KeyLengths
 
 if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
     from polyhead.config import TransformerConfig
     from polyhead.models import Transformer
-
-
-POOLINGS = ("mean", "first", "last")
 
 
 class TextEncoder(nn.Module):
@@ -30,11 +34,14 @@ class TextEncoder(nn.Module):
         transformer: an encoder-only ``Transformer``.
         tokenizer: tokenizer that the encoder was trained with.
         origin: where it came from, in words.
-        pooling: what ``encode`` makes of a text's hidden states: their ``"mean"``, the ``"first"``
-            or the ``"last"``. ``load`` takes it from the model's files.
+        pooling: what ``encode`` makes of a text's hidden states: their ``"mean"``, ``"max"``,
+            ``"mean_sqrt_len"`` or ``"weighted_mean"``, the ``"first"`` or the ``"last"``; several
+            joined by ``"+"`` stand side by side. ``load`` takes it from the model's files.
+        sentences: what the files of sentence-transformers say beside it: layers behind the
+            pooling, prompts, lengths, the similarity. ``load`` reads it.
 
     Raises:
-        ConfigError: the transformer is not an encoder.
+        ConfigError: the transformer is not an encoder, and no files say that it makes vectors.
     """
 
     def __init__(
@@ -43,9 +50,13 @@ class TextEncoder(nn.Module):
         tokenizer: Tokenizer,
         origin: str = "",
         pooling: str = "mean",
+        sentences: Sentences | None = None,
     ) -> None:
         super().__init__()
-        if transformer.config.kind != "encoder":
+        kind = transformer.config.kind
+        if kind != "encoder" and not (
+            kind == "decoder" and sentences is not None and sentences.modules
+        ):
             raise ConfigError(
                 f"a TextEncoder needs an encoder: got kind={transformer.config.kind!r}"
             )
@@ -55,6 +66,18 @@ class TextEncoder(nn.Module):
         self.tokenizer = tokenizer
         self.origin = origin
         self.pooling = pooling
+        self._said = sentences or Sentences()
+        self.steps = sentence_vectors.Steps(self._said.steps)
+        length = self._said.max_length
+        self.max_length = min(length or transformer.config.max_positions, self.config.max_positions)
+        self.prompts = dict(self._said.prompts)
+
+    @property
+    def sentences(self) -> Sentences:
+        """What sentence-transformers' files say of this model, with the weights as they are."""
+        steps, length = self.steps.said(), self.max_length
+        most = None if length == self.config.max_positions else length
+        return replace(self._said, steps=steps, max_length=most, prompts=dict(self.prompts))
 
     @property
     def config(self) -> TransformerConfig:
@@ -78,10 +101,17 @@ class TextEncoder(nn.Module):
 
     @torch.no_grad()
     def encode(
-        self, texts: str | Sequence[str], *, batch_size: int = 32, normalize: bool = True
+        self,
+        texts: str | Sequence[str],
+        *,
+        batch_size: int = 32,
+        normalize: bool | None = None,
+        prompt: str | None = None,
+        truncate: bool = False,
     ) -> Tensor:
-        """One vector per text, of length 1: the mean of its tokens' hidden states, or the first or
-        last of them where the model's files say so (``pooling``).
+        """One vector per text, as the model's files say: pooled hidden states (``pooling``), and
+        what sentence-transformers' modules make of them. Without such files it is their mean, of
+        length 1.
 
         Where the model pools by itself and has no classes (CLIP with its projection), that vector.
         Padding is masked, so a text's vector does not depend on its neighbours.
@@ -89,26 +119,137 @@ class TextEncoder(nn.Module):
         Args:
             texts: the texts, or a single one.
             batch_size: texts that run at a time; those of similar length run together.
-            normalize: divide each vector by its length, so that a dot product is the cosine.
+            normalize: divide each vector by its length, so that a dot product is the cosine; False:
+                leave it. None: as the files say, and without files divide.
+            prompt: what is put before each text: the name of one of ``prompts`` (``"query"``), or
+                the text itself; ``""`` for none. None: the files' default, if any.
+            truncate: cut texts of more than ``max_length`` tokens, as sentence-transformers does.
 
         Returns:
             float32 ``[N, E]``, in the order of ``texts``.
 
         Raises:
             InputError: no texts, or an empty one.
-            ContextLengthError: a text longer than the model's context; nothing is cut in silence.
+            ContextLengthError: a text of more than ``max_length`` tokens, without ``truncate``.
             UnsupportedError: the model's files pool in another way.
         """
-        if self.pooling not in POOLINGS and not self._gives_vectors:
+        unknown = [mode for mode in self.pooling.split(SEPARATOR) if mode not in POOLINGS]
+        if unknown and not self._gives_vectors:
             raise UnsupportedError(
                 f"pooling is {self.pooling!r}, which is not built: set it to one of "
                 f"{', '.join(map(repr, POOLINGS))}"
             )
-        check_bool("normalize", normalize)
-        texts = _listed([texts] if isinstance(texts, str) else texts)
-        tokens = [self.encoded(number, text) for number, text in enumerate(texts)]
-        vectors = torch.stack([*self._each(tokens, batch_size, self._vectors)])
-        return nn.functional.normalize(vectors, dim=-1) if normalize else vectors
+        if normalize is not None:
+            check_bool("normalize", normalize)
+        check_bool("truncate", truncate)
+        before = self._prompt(prompt)
+        skipped = 0 if self._said.include_prompt else self._prompt_tokens(before)
+        tokens = self._read(texts, before, truncate)
+
+        def vectors(ids: Tensor, lengths: Tensor, **options: Any) -> Tensor:
+            pooled = self._pooled(ids, lengths, skipped, **options)
+            made: Tensor = self.steps(pooled, normalize)
+            return made
+
+        return torch.stack([*self._each(tokens, batch_size, vectors)])
+
+    def similarity(self, a: Tensor, b: Tensor) -> Tensor:
+        """How alike vectors of ``encode`` are, by the measure that the model's files name.
+
+        Args:
+            a: ``[N, E]``.
+            b: ``[M, E]``.
+
+        Returns:
+            ``[N, M]``: cosines (without files too), dot products, or negative distances.
+        """
+        return sentence_vectors.similarity(a, b, self._said.similarity)
+
+    def _read(self, texts: str | Sequence[str], before: str, truncate: bool) -> list[Any]:
+        """The tokenizer's encodings of texts behind a prompt, as the files treat them."""
+        listed = text_batches.listed([texts] if isinstance(texts, str) else texts)
+        made = []
+        for number, text in enumerate(listed):
+            if not isinstance(text, str) or not text:
+                raise InputError(f"text {number} is empty: give at least one character")
+            whole = before + text
+            whole = whole.lower() if self._said.lower_case else whole
+            made.append(self.encoded(number, whole, self.max_length, truncate))
+        return made
+
+    def _prompt(self, prompt: str | None) -> str:
+        if prompt is None:
+            name = self._said.default_prompt
+            return "" if name is None else self.prompts.get(name, "")
+        if not isinstance(prompt, str):
+            raise TypeError(f"prompt must be a text: got {type(prompt).__name__}")
+        return self.prompts.get(prompt, prompt)
+
+    def _prompt_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt with what stands before it."""
+        if not prompt:
+            return 0
+        encoding = self.tokenizer.encoding(prompt)
+        return len(encoding.ids) - int(encoding.special_tokens_mask[-1])
+
+    @torch.no_grad()
+    def predict(
+        self,
+        pairs: Sequence[Pair],
+        *,
+        function: Function | None = None,
+        batch_size: int = 32,
+        truncate: bool = False,
+    ) -> Tensor:
+        """Scores of pairs of texts by a head of classes, as a cross-encoder gives them.
+
+        Args:
+            pairs: tuples of two texts, such as a query and a document.
+            function: of the logits: ``"sigmoid"``, ``"softmax"`` or ``"none"``. None: what the
+                files name; without that sigmoid for a single class, else none.
+            batch_size: pairs that run at a time.
+            truncate: cut pairs of more than ``max_length`` tokens, the longer text first.
+
+        Returns:
+            float32 ``[N]`` for a head of one class, else ``[N, C]``.
+
+        Raises:
+            UnsupportedError: the model has no such head.
+            InputError: no pairs, or an empty text.
+            ContextLengthError: a pair of more than ``max_length`` tokens, without ``truncate``.
+        """
+        encodings = [
+            self.encoded(i, pair, self.max_length, check_bool("truncate", truncate))
+            for i, pair in enumerate(text_batches.listed(pairs))
+        ]
+        return ranking.predict(self, encodings, function, self._said.activation, batch_size)
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_k: int | None = None,
+        batch_size: int = 32,
+        truncate: bool = False,
+    ) -> list[Ranked]:
+        """Documents by their score for a query, the best first; ``predict`` says how.
+
+        Args:
+            query: a text.
+            documents: texts.
+            top_k: so many; None: all.
+            batch_size: pairs that run at a time.
+            truncate: cut pairs that are too long.
+
+        Raises:
+            UnsupportedError: the model has no head of one class.
+            InputError: no documents, or an empty text.
+            ContextLengthError: a pair is too long.
+        """
+        pairs = [(query, document) for document in text_batches.listed(documents)]
+        scores = self.predict(pairs, batch_size=batch_size, truncate=truncate)
+        return ranking.ranked(scores, documents, top_k)
 
     @overload
     def classify(
@@ -144,7 +285,9 @@ class TextEncoder(nn.Module):
             ContextLengthError: a text longer than the model's context.
         """
         single = isinstance(texts, str | tuple)
-        made = tasks.classify(self, _listed([texts] if single else texts), function, batch_size)
+        made = tasks.classify(
+            self, text_batches.listed([texts] if single else texts), function, batch_size
+        )
         return made[0] if single else made
 
     @torch.no_grad()
@@ -203,7 +346,7 @@ class TextEncoder(nn.Module):
             InputError: no texts, or an empty one.
         """
         single = isinstance(texts, str)
-        listed = _listed([texts] if single else texts)
+        listed = text_batches.listed([texts] if single else texts)
         made = tasks.tag(self, listed, check_bool("group", group), ignored, batch_size)
         return made[0] if single else made
 
@@ -226,28 +369,34 @@ class TextEncoder(nn.Module):
         """
         return tasks.answer(self, question, context, top_k, longest)
 
-    def encoded(self, number: int, text: str | Pair) -> Any:
+    def encoded(
+        self, number: int, text: str | Pair, most: int | None = None, truncate: bool = False
+    ) -> Any:
         """A text or two as the tokenizer's encoding.
 
         Args:
             number: number of the text, for messages.
             text: The text, or a pair of texts.
+            most: Most tokens; None: the model's context.
+            truncate: Cut what is longer.
 
         Raises:
             InputError: it is empty, or no text.
-            ContextLengthError: it is longer than the model's context.
+            ContextLengthError: it is longer than ``most``.
         """
-        parts = text if isinstance(text, tuple) else (text,)
+        parts = text if isinstance(text, tuple | list) else (text,)
         if len(parts) not in (1, 2) or not all(parts):
             raise InputError(f"text {number} is empty: give at least one character")
         encoding = self.tokenizer.encoding(*parts)
-        most = self.config.max_positions
-        if len(encoding.ids) > most:
-            raise ContextLengthError(
-                f"text {number} has {len(encoding.ids):,} tokens, the model's context holds "
-                f"{most:,}"
-            )
-        return encoding
+        limit = self.config.max_positions if most is None else most
+        if len(encoding.ids) <= limit:
+            return encoding
+        if truncate:
+            return self.tokenizer.shortened(limit, *parts)
+        context = limit == self.config.max_positions
+        reason = f"the model's context holds {limit:,}" if context else f"max_length is {limit:,}"
+        way = "" if most is None else ": shorten it, or give truncate=True"
+        raise ContextLengthError(f"text {number} has {len(encoding.ids):,} tokens, {reason}{way}")
 
     def run(self, encodings: Sequence[Any], batch_size: int) -> list[Tensor]:
         """What the model gives for each text, on the CPU: ``[C]``, or for each of its tokens."""
@@ -272,48 +421,21 @@ class TextEncoder(nn.Module):
         try:
             for start in range(0, len(order), batch_size):
                 batch = order[start : start + batch_size]
-                made = outputs(**self._batch([encodings[i] for i in batch]))
+                made = outputs(
+                    **text_batches.padded(self.transformer, [encodings[i] for i in batch])
+                )
                 found |= {i: each.cpu() for i, each in zip(batch, made, strict=True)}
         finally:
             self.train(training)
         return [found[i] for i in range(len(encodings))]
 
-    def _batch(self, encodings: Sequence[Any]) -> dict[str, Any]:
-        """Arguments of the model: padded ids and their mask."""
-        device = self.transformer.embedding.like.device
-        lengths = torch.tensor([len(each.ids) for each in encodings], device=device)
-        shape = len(encodings), int(lengths.max())
-        ids = torch.full(shape, self.config.pad_token_id or 0, device=device)
-        for row, each in zip(ids, encodings, strict=True):
-            row[: len(each.ids)] = torch.tensor(each.ids, device="cpu")
-        made: dict[str, Any] = {"ids": ids, "lengths": lengths}
-        made["mask"] = KeyLengths(lengths) if bool((lengths < shape[1]).any()) else None
-        embedding = self.config.embedding
-        typed = embedding.num_segments > 1 and not embedding.segments_optional  # not languages
-        if typed and any(any(each.type_ids) for each in encodings):
-            made["segments"] = torch.zeros_like(ids)
-            for row, each in zip(made["segments"], encodings, strict=True):
-                row[: len(each.ids)] = torch.tensor(each.type_ids, device="cpu")
-        return made
-
-    def _vectors(self, ids: Tensor, lengths: Tensor, **options: Any) -> Tensor:
+    def _pooled(self, ids: Tensor, lengths: Tensor, skipped: int, **options: Any) -> Tensor:
         """``[B, E]`` float32, padding left out."""
         if self._gives_vectors:
             vectors: Tensor = self.transformer(ids, **options)
             return vectors.float()
         hidden: Tensor = self.transformer.hidden_states(ids, **options).float()
-        if self.pooling != "mean":
-            last = lengths - 1 if self.pooling == "last" else torch.zeros_like(lengths)
-            return hidden[torch.arange(len(ids), device=ids.device), last]
-        real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
-        return hidden.masked_fill(~real[..., None], 0.0).sum(dim=1) / lengths[:, None]
+        return sentence_vectors.pool(hidden, lengths, self.pooling, skipped)
 
     def extra_repr(self) -> str:
         return self.origin
-
-
-def _listed(texts: Any) -> list[Any]:
-    found = list(texts)
-    if not found:
-        raise InputError("texts must hold at least one text: got none")
-    return found

@@ -36,6 +36,7 @@ _STACK = {"layers": 4, "width": 64, "heads": 4, "hidden": 256, "vocabulary": 100
 
 def lesson_numbers() -> dict[str, Any]:
     """All numbers of the lesson, as plain data."""
+    models = [each for each in presets().values() if each.keeps_keys]
     heads = (resources.files(__package__) / "heads.json").read_text(encoding="utf-8")
     return {
         "example": example(),
@@ -43,10 +44,10 @@ def lesson_numbers() -> dict[str, Any]:
         "heads": json.loads(heads),
         "masks": masks(),
         "cross": cross(),
-        "caches": [caches(each) for each in presets().values() if each.model.kind != "encoder"],
+        "caches": [caches(each) for each in models if each.model.kind != "encoder"],
         "flash": {"scores": [1, 2, 0, 3, 1, 4, 2, 0], "values": [1, 0, 2, 1, 3, 1, 0, 2]},
         "layers": layers(),
-        "models": [described(each) for each in presets().values()],
+        "models": [described(each) for each in models],
         "table": table(),
         "savings": savings(),
     }
