@@ -63,7 +63,7 @@ def test_packages_that_tests_may_lack_are_in_an_extra():
     extras = PROJECT["optional-dependencies"]
     listed = {
         re.split(r"[\[<>=;]", entry)[0].replace("-", "_")
-        for extra in ("test", "gpu", "types")
+        for extra in ("test", "serve", "gpu", "types")
         for entry in extras[extra]
     }
     asked = {

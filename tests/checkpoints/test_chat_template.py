@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -30,6 +31,15 @@ def test_generation_tag_loop_controls_and_tojson_work() -> None:
         "{% break %}{% endfor %}"
     )
     assert render_chat(template, [{"role": "user", "content": "<é>"}] * 2, {}) == '"<é>"'
+
+
+def test_tools_are_told_to_the_template_as_they_are() -> None:
+    template = "{% if tools %}{% for tool in tools %}{{ tool|tojson }}{% endfor %}{% endif %}"
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"a": [1, None]}}}
+    assert json.loads(render_chat(template, USER, {}, tools=[tool])) == tool
+    assert render_chat(template, USER, {}) == render_chat(template, USER, {}, tools=[]) == ""
+    with pytest.raises(InputError, match="tools must hold what JSON can"):
+        render_chat(template, USER, {}, tools=[{"a": {1}}])
 
 
 def test_a_null_counts_as_absent() -> None:

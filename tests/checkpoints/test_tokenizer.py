@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,26 @@ def test_saved_tokenizer_is_the_same_for_polyhead_and_transformers(
     assert theirs.apply_chat_template(
         CHAT, tokenize=False, add_generation_prompt=True
     ) == bpe.apply_chat_template(CHAT)
+
+
+def test_other_threads_run_while_a_long_text_is_read(bpe: Tokenizer) -> None:
+    text, turns, ended = "A text. " * 40_000, [0], threading.Event()
+
+    def count() -> None:
+        while not ended.wait(0.001):
+            turns[0] += 1
+
+    other = threading.Thread(target=count)
+    other.start()
+    before = turns[0]
+    ids = bpe.encode(text, release_gil=True)
+    after = turns[0]
+    ended.set()
+    other.join()
+    assert after > before + 3
+    assert ids == bpe.encode(text)
+    for text in TEXTS:
+        assert bpe.encode(text, False, release_gil=True) == bpe.encode(text, False)
 
 
 def test_half_a_surrogate_pair_is_refused(bpe: Tokenizer) -> None:

@@ -24,6 +24,8 @@ _PRELOADED = (
     "polyhead.interpret.heads",
     "polyhead.lab.comparison.runs",
     "polyhead.planning",
+    "polyhead.serving.http.batch",
+    "polyhead.serving.http.server",
     "polyhead.viewer.page",
     "polyhead.interpret.trace.model",
     "rich.progress",

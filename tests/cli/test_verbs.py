@@ -99,7 +99,7 @@ for line in ([], *([verb] for verb in VERBS), ["compare", "heads"]):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     root, *others = (line.split("|") for line in done.stdout.splitlines())
-    assert [root[1].strip(), len(others)] == ["", 17]
+    assert [root[1].strip(), len(others)] == ["", 19]
     for verb, imported, verbs in others:
         assert (verb, imported.strip()) == (verb, "")
         assert len(verbs.split()) == 1

@@ -132,6 +132,18 @@ def test_a_long_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.Monke
     assert torch.equal(sound.read_audio(path)[0], tone)
 
 
+def test_a_recording_over_the_limit_is_read_no_further(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.flac"
+    soundfile.write(path, torch.zeros(8_000 * 4).numpy(), 8_000)
+    monkeypatch.setattr(sound, "_BLOCK", 999)
+    content = path.read_bytes()
+    assert len(sound.decoded_audio(content, "file", most_seconds=4)[0]) == 32_000
+    with pytest.raises(InputError, match=r"file: the recording is longer than 3\.5 seconds"):
+        sound.decoded_audio(content, "file", most_seconds=3.5)
+
+
 def test_the_shortest_recordings_keep_a_sample() -> None:
     for count, rate in ((1, 384_000), (1, 8_000), (30, 383_987), (16_000, 15_999)):
         found = sound.resampled(torch.ones(count), rate)

@@ -29,6 +29,8 @@ VERBS = {
     "quantize": "quantize",
     "plan": "plan",
     "bench": "bench",
+    "serve": "serve",
+    "batch": "batch",
     "doctor": "doctor",
     "compare": "compare",
 }

@@ -151,7 +151,7 @@ def look(
     if texts is not None and not find:
         raise InputError("--texts needs --find: it names the texts on which heads are labeled")
     if serve:
-        from polyhead.cli.serve import serve as serve_page
+        from polyhead.cli.look_serve import serve as serve_page
 
         begin = "" if text is None and file is None else read_text(text, file)
         serve_page(begin, models or [], dtype, port, None if lang is None else language)

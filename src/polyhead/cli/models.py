@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from polyhead.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from polyhead.generation import LanguageModel, TextEncoder, TextToText
+    from polyhead.serving.http.served import Models
 
 _WORDS = {
     "LanguageModel": "is a decoder, which continues a text (polyhead generate)",
@@ -54,3 +57,35 @@ def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder |
         name, dtype, LanguageModel, TextEncoder, TextToText
     )
     return model
+
+
+def load_served(
+    sources: Mapping[str, str],
+    dtype: str | None,
+    device: str,
+    engine: dict[str, Any],
+    **settings: Any,
+) -> Models:
+    """Models with what runs them.
+
+    Args:
+        sources: What to load, by the names that requests use.
+        dtype, device: As ``polyhead.load`` takes them.
+        engine: Options of a decoder's engine.
+        settings: Of ``Models``.
+
+    Raises:
+        UnsupportedError: A model that is not served.
+    """
+    from polyhead.generation import LanguageModel, SpeechToText, TextEncoder
+    from polyhead.serving.http.served import Models, Served
+
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # long texts are read beside others
+    kinds = LanguageModel, TextEncoder, SpeechToText
+    return Models(
+        *(
+            Served.of(name, load_expecting(source, dtype, *kinds, device=device), **engine)
+            for name, source in sources.items()
+        ),
+        **settings,
+    )

@@ -11,7 +11,8 @@ import typer
 from polyhead.errors import InputError, shortened
 
 
-def _known_models(incomplete: str) -> list[str]:
+def known_models(incomplete: str) -> list[str]:
+    """Names of known models that begin in a way, for a shell's completion."""
     from polyhead.checkpoints.catalogue import KNOWN_MODELS
 
     return [known.name for known in KNOWN_MODELS if known.name.startswith(incomplete)]
@@ -29,7 +30,7 @@ _KIND = "A known name, a Hugging Face directory, a .gguf file or a hub id."
 
 ModelName = Annotated[
     str,
-    typer.Option("--model", "-m", metavar="MODEL", help=_KIND, autocompletion=_known_models),
+    typer.Option("--model", "-m", metavar="MODEL", help=_KIND, autocompletion=known_models),
 ]
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=_KIND)]
 Text = Annotated[
@@ -63,6 +64,11 @@ Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", "-n", help="Stop after this many tokens.")
 ]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(min=1, help="Tokens that the cache of each decoder holds; default: what fits."),
+]
+MaxRows = Annotated[int, typer.Option(min=1, help="Requests that are computed at a time.")]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-t", help="0 is greedy; larger is more varied.")
 ]

@@ -1,54 +1,106 @@
-"""``polyhead look --serve``: the studio as a web page that only this machine can open."""
+"""``polyhead serve``: OpenAI's API for many callers."""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Sequence
+import os
+from typing import Annotated
 
-from polyhead.cli.models import load_any
-from polyhead.errors import UnsupportedError
+import typer
 
-_HOST = "127.0.0.1"
+from polyhead.cli import options
+from polyhead.errors import InputError, UnsupportedError
+
+_Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL...",
+        help="Known names, Hugging Face directories, .gguf files or hub ids: decoders, encoders of "
+        "text (embeddings), Whisper (transcriptions).",
+        autocompletion=options.known_models,
+    ),
+]
+_KEY = "POLYHEAD_KEY"
 
 
 def serve(
-    text: str, models: Sequence[str], dtype: str, port: int, language: str | None = None
+    models: _Models,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; one that others reach needs a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free one.")] = 8000,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            help="Serve only requests with this key; may be given more than once. Other users of "
+            f"the machine can read a command line: {_KEY} holds keys too, separated by commas.",
+        ),
+    ] = None,
+    max_tokens: options.MaxTokens = None,
+    max_rows: options.MaxRows = 32,
+    max_queue: Annotated[
+        int, typer.Option(min=1, help="Requests that wait; further ones get 429.")
+    ] = 256,
+    max_new_tokens: Annotated[
+        int,
+        typer.Option(
+            "--max-new-tokens", "-n", min=1, help="New tokens of a chat that names no limit."
+        ),
+    ] = 1024,
+    timeout: Annotated[str, typer.Option(help="Longest time of a request, such as 90s.")] = "10m",
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no load.")] = False,
+    dtype: options.Dtype = None,
+    device: options.Device = "cpu",
 ) -> None:
-    """Serves until it is interrupted.
+    """Serve models to many callers, with OpenAI's API.
 
-    Args:
-        text: What the page looks at to begin with; may be empty.
-        models: The models that may be chosen, the first by default; after them, the known ones
-            that are on this machine.
-        language: Language of the page, "en" or "zh"; None: the browser's.
-
-    Raises:
-        UnsupportedError: The web framework is not installed.
+    A text has the tokens that it has alone, whoever is served beside it. docs/server.md lists the
+    options of requests. SIGTERM and Ctrl-C let requests finish, for 25 s.
     """
-    try:
-        import uvicorn
+    from polyhead.cli.models import load_served
+    from polyhead.cli.terminal import console
 
-        from polyhead.viewer.server import application, configuration, new_token
+    keys = [*(key or []), *filter(None, os.environ.get(_KEY, "").split(","))]
+    seconds = options.duration("--timeout", timeout)
+    try:
+        from polyhead.serving.http import server
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            f"--serve needs {error.name}: pip install 'polyhead[serve]'"
+            f"polyhead serve needs {error.name}: pip install 'polyhead[serve]'"
         ) from error
-    from polyhead.viewer.studio import Studio
+    keys = server.checked_keys(keys)
+    server.check_reach(host, keys)
+    served = load_served(
+        _named(models),
+        dtype,
+        device,
+        {"max_tokens": max_tokens, "max_rows": max_rows, "max_queue": max_queue},
+        timeout=seconds,
+        max_new_tokens=max_new_tokens,
+    )
+    screen = console(stderr=True)
+    server.serve(
+        served,
+        host=host,
+        port=port,
+        keys=keys,
+        write=lambda line: screen.print(line, soft_wrap=True),
+        quiet=quiet,
+    )
 
-    studio = Studio(lambda name: load_any(name, dtype), _choices(models))
-    token = new_token()
-    with socket.create_server((_HOST, port)) as listener:
-        bound = listener.getsockname()[1]
-        print(f"polyhead look: http://{_HOST}:{bound}/{token}/  (Ctrl-C ends it)", flush=True)
-        config = configuration(application(studio, token, text, language))
-        uvicorn.Server(config).run(sockets=[listener])
 
+def _named(sources: list[str]) -> dict[str, str]:
+    """Sources by the names that requests use: a path's last part, or what the user wrote.
 
-def _choices(models: Sequence[str]) -> list[str]:
-    """The model that was asked for, then the known models on this machine."""
-    from polyhead.checkpoints.catalogue import available, find
-
-    known = [state.model.name for state in available() if state.found]
-    for name in models or known[:1] or ["smollm2"]:
-        find(name)  # report missing packages before a page opens
-    return list(dict.fromkeys([*models, *known]))
+    Raises:
+        InputError: Two models of one name.
+    """
+    found: dict[str, str] = {}
+    for source in sources:
+        name = source
+        if os.path.exists(source):
+            name = os.path.basename(os.path.abspath(source)).removesuffix(".gguf")
+        if name in found:
+            raise InputError(f"two models are called {name!r}: requests could not tell them apart")
+        found[name] = source
+    return found

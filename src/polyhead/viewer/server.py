@@ -39,7 +39,6 @@ import torch
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -47,9 +46,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from polyhead.checkpoints.json_file import parse_json
 from polyhead.errors import InputError, PolyheadError, shortened
 from polyhead.models.parts import HeadsByLayer
+from polyhead.serving.http.body import BODY_SECONDS, MOST_BYTES, json_object, read_body
 from polyhead.viewer.look_page import page_data
 from polyhead.viewer.looks import Look
 from polyhead.viewer.page import content_policy, render, served
@@ -58,14 +57,8 @@ from polyhead.viewer.studio import Studio
 
 _Made = TypeVar("_Made")
 
-MOST_BYTES = 32 << 20
-"""Longest request: a text of 10 MB as JSON."""
-
 MOST_CONNECTIONS = 64
 """Connections at a time, above which requests get 503; a browser keeps six for a page."""
-
-BODY_SECONDS = 30.0
-"""Seconds in which the body of a request must arrive."""
 
 _ASK_AGAIN = 0.2
 """Seconds after which the server asks whether a look's client is still there."""
@@ -272,27 +265,7 @@ async def _unless_gone(request: Request, run: ModelRun, work: Callable[[], _Made
 
 async def _json_of(request: Request) -> dict[str, Any]:
     """The JSON object in a request's body, refused if it is too long or too slow."""
-    too_long = HTTPException(413, f"a request holds at most {MOST_BYTES >> 20} MiB")
-    stated = request.headers.get("content-length", "0")
-    if not stated.isdecimal() or len(stated) > 12 or int(stated) > MOST_BYTES:
-        raise too_long  # before any of it is read
-    chunks, length = [], 0
-    try:
-        async with asyncio.timeout(BODY_SECONDS):
-            async for chunk in request.stream():
-                chunks.append(chunk)
-                length += len(chunk)
-                if length > MOST_BYTES:
-                    raise too_long
-    except TimeoutError:
-        raise HTTPException(408, "the request took too long to arrive") from None
-    try:
-        asked = parse_json(b"".join(chunks).decode("utf-8"))
-    except ValueError as error:
-        raise HTTPException(400, "the request is not JSON") from error
-    if not isinstance(asked, dict):
-        raise HTTPException(400, "the request is not a JSON object")
-    return asked
+    return json_object(await read_body(request, most=MOST_BYTES, seconds=BODY_SECONDS))
 
 
 def _text_of(asked: dict[str, Any], name: str) -> str:

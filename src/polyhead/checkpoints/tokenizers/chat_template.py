@@ -28,6 +28,7 @@ def render_chat(
     special_tokens: Mapping[str, str],
     *,
     add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
     """Renders messages.
 
@@ -36,6 +37,7 @@ def render_chat(
         messages: dicts with ``role`` and ``content``; a key whose value is None counts as absent.
         special_tokens: ``bos_token``, ``eos_token`` and so on, which templates write themselves.
         add_generation_prompt: end with the words that open the assistant's turn.
+        tools: functions that the model may call, as OpenAI's API describes them.
 
     Raises:
         InputError: there are no messages, or the template refuses them (its own words follow).
@@ -44,8 +46,8 @@ def render_chat(
     if not messages:
         raise InputError("messages must hold at least one message: got none")
     given = {
-        "messages": _plain([_present(message) for message in messages]),
-        "tools": None,
+        "messages": _plain("messages", [_present(message) for message in messages]),
+        "tools": None if tools is None else _plain("tools", tools),
         "documents": None,
         "add_generation_prompt": add_generation_prompt,
         **special_tokens,
@@ -93,11 +95,11 @@ def _words(error: Exception) -> str:
     return f"{name}: {text}" if isinstance(error, RecursionError | MemoryError) else text
 
 
-def _plain(messages: list[dict[str, Any]]) -> Any:
+def _plain(name: str, value: Sequence[Mapping[str, Any]]) -> Any:
     try:
-        return json.loads(json.dumps(messages))
+        return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:
-        raise InputError(f"messages must hold what JSON can: {error}") from error
+        raise InputError(f"{name} must hold what JSON can: {error}") from error
 
 
 def _present(message: Mapping[str, Any]) -> dict[str, Any]:

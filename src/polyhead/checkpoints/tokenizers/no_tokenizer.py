@@ -29,11 +29,17 @@ class NoTokenizer(Tokenizer):
     vocab_size = 0
     vocabulary: dict[str, int] = {}  # noqa: RUF012 - a property of the base
 
-    def _encoding(self, text: str, add_special: bool, other: str | None = None) -> Any:
+    def _encoding(
+        self, text: str, add_special: bool, other: str | None = None, *, release_gil: bool = False
+    ) -> Any:
         raise CheckpointError(self._refusal)
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         raise CheckpointError(self._refusal)
 

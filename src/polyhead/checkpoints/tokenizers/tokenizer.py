@@ -158,23 +158,32 @@ class Tokenizer:
         return {token: token_id for token_id, token in self._added.items()}
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are no text: ``decode`` leaves them out."""
+        return self._special_ids
+
+    @property
     def vocabulary(self) -> dict[str, int]:
         """All tokens and their ids."""
         return dict(self.backend.get_vocab(with_added_tokens=True))
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, add_special: bool = True, *, release_gil: bool = False
+    ) -> list[int]:
         """The text's token ids.
 
         Args:
             text: any text; special tokens written out in it (``<|im_start|>``) become their ids.
             add_special: also add what the model expects around a text ([CLS] and [SEP], or bos). A
                 rendered chat template has them already: pass False.
+            release_gil: let other threads run meanwhile; a text of 1 MB takes half a second. The
+                library warns at a later fork unless TOKENIZERS_PARALLELISM is set.
 
         Raises:
             InputError: the text holds half a surrogate pair, which is not a character, or the
                 tokenizer fails on it.
         """
-        return list(self._encoding(text, add_special).ids)
+        return list(self._encoding(text, add_special, release_gil=release_gil).ids)
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         """For each token of ``encode(text)``, where its characters are in the text: start, end."""
@@ -222,7 +231,9 @@ class Tokenizer:
         made: tokenizers.Encoding = self.backend.post_process(*parts)
         return made
 
-    def _encoding(self, text: str, add_special: bool, other: str | None = None) -> Any:
+    def _encoding(
+        self, text: str, add_special: bool, other: str | None = None, *, release_gil: bool = False
+    ) -> Any:
         for each in (text,) if other is None else (text, other):
             if not isinstance(each, str):
                 raise TypeError(f"text must be a str: got {type(each).__name__}")
@@ -233,6 +244,8 @@ class Tokenizer:
                     f"text must be valid Unicode: character {error.start} is half a surrogate pair"
                 ) from error
         with refusing(lambda why: InputError(f"the tokenizer fails on this text: {why}")):
+            if release_gil and hasattr(self.backend, "encode_batch"):
+                return self.backend.encode_batch([text], add_special_tokens=add_special)[0]
             return self.backend.encode(text, other, add_special_tokens=add_special)
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -276,13 +289,19 @@ class Tokenizer:
         return str(token).encode("utf-8")
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """The conversation as the text that the model was trained on.
 
         Args:
             messages: dicts with ``role`` ("system", "user", "assistant") and ``content``.
             add_generation_prompt: end with the words that open the assistant's turn.
+            tools: functions that the model may call, as OpenAI's API describes them; a template
+                that knows none leaves them out.
 
         Raises:
             CheckpointError: the model has no chat template.
@@ -295,6 +314,7 @@ class Tokenizer:
             messages,
             self.special_tokens,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
         )
 
     def _special_id(self, name: str) -> int | None:

@@ -9,6 +9,7 @@ Shape letters: N samples, M mels, F frames.
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cache
 from io import BytesIO
@@ -47,23 +48,42 @@ def read_audio(path: str | os.PathLike[str]) -> tuple[Tensor, int]:
     """
     where = Path(path)
     size_of(where, error=InputError)
-    soundfile = needed("soundfile", "polyhead[audio]")
     try:
         # Without its name, so that the content alone decides what it is.
-        with soundfile.SoundFile(BytesIO(where.read_bytes())) as file:
-            rate = _checked_rate(file.samplerate, InputError)
-            found = []
-            # To the end of what is there: a damaged file may claim more.
-            while len(block := file.read(_BLOCK // file.channels, "float32", always_2d=True)):
-                found.append(torch.from_numpy(block).mean(dim=1))
+        return decoded_audio(where.read_bytes(), str(where))
     except OSError as error:
         raise InputError(f"{where} cannot be read: {error.strerror or error}") from error
+
+
+def decoded_audio(
+    content: bytes, name: str, *, most_seconds: float = math.inf
+) -> tuple[Tensor, int]:
+    """As ``read_audio``, of the bytes of a file.
+
+    Args:
+        content: The bytes.
+        name: Of the file, for messages.
+        most_seconds: Longest recording that is read: compressed silence of hours is a small file.
+
+    Raises:
+        InputError: As ``read_audio``, or the recording is longer.
+    """
+    soundfile = needed("soundfile", "polyhead[audio]")
+    try:
+        with soundfile.SoundFile(BytesIO(content)) as file:
+            rate = _checked_rate(file.samplerate, InputError)
+            found, left = [], most_seconds * rate
+            # To the end of what is there: a damaged file may claim more.
+            while len(block := file.read(_BLOCK // file.channels, "float32", always_2d=True)):
+                if (left := left - len(block)) < 0:
+                    raise InputError(f"the recording is longer than {most_seconds:g} seconds")
+                found.append(torch.from_numpy(block).mean(dim=1))
     except soundfile.SoundFileError as error:
-        raise InputError(f"{where} cannot be read as audio: {_reason(error)}") from error
+        raise InputError(f"{name} cannot be read as audio: {_reason(error)}") from error
     except InputError as error:
-        raise InputError(f"{where}: {error}") from error
+        raise InputError(f"{name}: {error}") from error
     if not found:
-        raise InputError(f"{where} holds no samples")
+        raise InputError(f"{name} holds no samples")
     return torch.cat(found), rate
 
 
