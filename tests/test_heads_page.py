@@ -28,7 +28,7 @@ def test_snippets_print_what_the_page_shows(tmp_path, monkeypatch):
         pytest.skip(str(error))
     monkeypatch.chdir(tmp_path)
     found = SNIPPET.findall(PAGE.read_text(encoding="utf-8"))
-    assert sum(bool(shown) for _, shown in found) == 10
+    assert sum(bool(shown) for _, shown in found) == 11
     names = {}
     for code, shown in found:
         if any(name in code and importlib.util.find_spec(name) is None for name in NEEDED):

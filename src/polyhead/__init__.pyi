@@ -26,6 +26,7 @@ from polyhead.generation import TextToText as TextToText
 from polyhead.generation import load as load
 from polyhead.interpret.ablation import ablate as ablate
 from polyhead.interpret.alignment import Alignment as Alignment
+from polyhead.interpret.contrast import contrast as contrast
 from polyhead.interpret.finding import find_heads as find_heads
 from polyhead.interpret.probe import Probe as Probe
 from polyhead.interpret.probe import probe as probe
