@@ -10,6 +10,7 @@ import torch
 from tiny import byte_tokenizer, decoder, encoder, write_decoder
 
 import polyhead as ph
+from polyhead.checkpoints.formats.sentence_modules import Sentences
 from polyhead.generation.pipelines import loading
 
 
@@ -40,6 +41,7 @@ def test_encoder_loads_as_a_text_encoder(monkeypatch: pytest.MonkeyPatch) -> Non
         tokenizer=byte_tokenizer(),
         origin="here",
         pooling="mean",
+        sentences=Sentences(),
     )
     monkeypatch.setattr(loading, "load_checkpoint", lambda *arguments, **options: found)
     loaded = ph.load("anything")

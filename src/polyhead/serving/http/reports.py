@@ -16,8 +16,7 @@ _SECOND = 1.0
 def fits(served: Served) -> str:
     """What a model holds and takes, in one line."""
     tensors = chain(served.model.parameters(), served.model.buffers())
-    held = {tensor.data_ptr(): tensor.nbytes for tensor in tensors}
-    said = f"{served.name}: weights {binary(sum(held.values()))}"
+    said = f"{served.name}: weights {binary(sum(tensor.nbytes for tensor in tensors))}"
     if served.engine is None:
         return f"{said} · one request at a time"
     stats = served.engine.stats
