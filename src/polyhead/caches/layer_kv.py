@@ -22,7 +22,7 @@ from torch import Tensor
 from polyhead.caches import sizes
 from polyhead.caches.codecs import Codec, Codes, Exact, KVChunk
 from polyhead.caches.memory import Memory, Rows
-from polyhead.caches.pages import PagePool, Pages
+from polyhead.caches.pages import Pages
 from polyhead.caches.sizes import Dense, Latent, Layout, Plain, Quantized, Ring, Storage
 from polyhead.caches.source import COPIED_TOKENS, StoredSegment
 from polyhead.native.coding import Coding
@@ -279,20 +279,6 @@ class LayerKV:
         other.exact = other._exact()
         other.shape = self.shape._replace(batch=1)
         return other
-
-    def pool(self) -> PagePool | None:
-        """The pool that all its exact tokens lie in; None: there is none, or they do not."""
-        whole = type(self.storage) in (Plain, Latent) and not self.has_positions
-        return self.main.pool if whole and isinstance(self.main, Pages) else None
-
-    def join(self, other: LayerKV) -> None:
-        """The rows of another in the same pool, behind its own."""
-        self._views = None
-        ours, theirs = self.main, other.main
-        assert isinstance(ours, Pages)
-        assert isinstance(theirs, Pages)
-        ours.join(theirs)
-        self.shape = self.shape._replace(batch=len(ours.table))
 
     def reorder(self, rows: list[int]) -> None:
         self._views = None

@@ -26,7 +26,6 @@ from polyhead.caches.protocol import Counts, KeyValueCache, SequenceCache, per_r
 from polyhead.caches.sizes import Quantized
 from polyhead.caches.stored import StoredCache
 from polyhead.config import TransformerConfig
-from polyhead.errors import UnsupportedError
 from polyhead.semantics.masks import Mask
 
 
@@ -255,37 +254,6 @@ class ModelCache:
         if context is not None:
             self.context = context[torch.tensor(kept, device=context.device)]
         self.context_mask = mask
-
-    @alone
-    def join(self, other: ModelCache) -> None:
-        """Takes the rows of a fork behind its own, by reference; the fork has no tokens then.
-
-        Forks of one ``"paged"`` cache share its pages, so sequences that were read one by one can
-        be decoded together. ``reorder`` lets rows leave.
-
-        Args:
-            other: A fork of this cache, or of the cache that this one is a fork of.
-
-        Raises:
-            UnsupportedError: A layer whose tokens do not lie in one pool of pages with those of
-                the other, or an encoder's output; nothing is changed.
-        """
-        if other is self or self.context is not None or other.context is not None:
-            raise UnsupportedError("a cache is joined with a fork, of a model without an encoder")
-        if len(self.layers) != len(other.layers):
-            raise UnsupportedError(
-                f"other must have {len(self.layers)} layers: got {len(other.layers)}"
-            )
-        pairs = [*zip(self.layers, other.layers, strict=True)]
-        for ours, theirs in pairs:
-            if not isinstance(ours, StoredCache):
-                raise UnsupportedError(f"rows of this cache cannot be joined: got {ours}")
-            ours.check_join(theirs)
-        with other.in_use:
-            for ours, theirs in pairs:
-                assert isinstance(ours, StoredCache)
-                assert isinstance(theirs, StoredCache)
-                ours.join_rows(theirs)
 
     @alone
     def reset(self) -> None:

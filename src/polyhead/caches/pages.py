@@ -369,16 +369,6 @@ class Pages(Memory):
         self.firsts = [0] * len(rows)
         self._index = None
 
-    @_locked
-    def join(self, other: Pages) -> None:
-        """The rows of another of the same pool behind its own; no numbers are copied."""
-        self.pool.share(page for row in other.table for page in row)
-        self.table += [[*row] for row in other.table]
-        self.stops, self.firsts = self.stops + other.stops, self.firsts + other.firsts
-        self._index = None
-        for row in range(len(other.table)):  # else the next token would copy the last page
-            other.cut(row, 0)
-
 
 def _release_all(pool: PagePool, table: list[list[int]]) -> None:
     # Without waiting for a lock: this runs wherever garbage is collected.

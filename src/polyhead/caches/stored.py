@@ -22,12 +22,11 @@ from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.layer_kv import LayerKV, Shape, latent_of
 from polyhead.caches.memory import with_one
 from polyhead.caches.pages import Pages
-from polyhead.caches.protocol import Counts, KeyValueCache, SequenceCache, per_row
+from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.reserved import KVSegment, Undo, reserve_slots, write_at
 from polyhead.caches.saved import checked
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage, units
 from polyhead.caches.views import row_by_row, view, with_chunk
-from polyhead.errors import UnsupportedError
 from polyhead.semantics.sources import KeyValueSource, are_first_features
 from polyhead.semantics.tokens import active_capture
 
@@ -189,37 +188,6 @@ class StoredCache(KeyValueCache):
         if self._contents is not None:
             self._contents.reorder(chosen)
         self._lengths = [self._lengths[row] for row in chosen]
-
-    def check_join(self, other: SequenceCache) -> None:
-        """Raises what ``join_rows`` raises; changes nothing."""
-        ours, theirs = (
-            each._contents if isinstance(each, StoredCache) else None for each in (self, other)
-        )
-        pool = None if ours is None or other is self or theirs is None else ours.pool()
-        if pool is None or theirs is None or theirs.pool() is not pool:
-            raise UnsupportedError(
-                f"only forks of one paged cache of exact tokens, whose positions are their places, "
-                f"can be joined: got {self} and {other}"
-            )
-
-    @alone
-    def join_rows(self, other: StoredCache) -> None:
-        """Takes the rows of a fork behind its own, by reference; the fork has no tokens then.
-
-        Args:
-            other: A fork of this cache, or of the cache that this one is a fork of.
-
-        Raises:
-            UnsupportedError: Their tokens do not lie in one pool of pages.
-        """
-        self.check_join(other)
-        assert self._contents is not None
-        assert other._contents is not None
-        with other.in_use:
-            self._contents.join(other._contents)
-            self._lengths = self._lengths + other._lengths
-            self._undo = other._undo = None
-            other._lengths = [0] * len(other._lengths)
 
     @alone
     def reset(self) -> None:

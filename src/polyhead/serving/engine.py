@@ -1,10 +1,8 @@
-"""One model for many callers: one thread steps the requests, up to eight in one call.
+"""One model for many callers: one thread steps the requests in turn.
 
-Each round every live request takes one token, or reads one chunk of its prompt. A prompt is read
-into a cache of its own, a fork that shares one pool of pages with all others; then its row joins a
-batch (``batches.py``). A row of a batch has the bits that it has alone, so its tokens do not depend
-on the others. First come, first served: a request starts when there is a free row and room for its
-prompt and its limit.
+Each round every live request takes one token, or reads one chunk of its prompt. A request has a
+cache of its own and is computed as it is alone, so its tokens do not depend on the others. First
+come, first served: a request starts when there is a free row and room for its prompt and its limit.
 """
 
 from __future__ import annotations
@@ -21,7 +19,6 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import check_int
-from polyhead.caches import ModelCache
 from polyhead.errors import InputError
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.options import room
@@ -30,7 +27,6 @@ from polyhead.generation.decoding.sampling import Sampler
 from polyhead.generation.decoding.steps import check_search
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.planning.memory import caches
-from polyhead.serving.batches import Batches
 from polyhead.serving.requests import (
     Completion,
     FinishReason,
@@ -109,7 +105,6 @@ class Engine:
             fitting = int(_free_memory() * _SHARE) // max(1, self._token_bytes)
             max_tokens = max(1, min(fitting, max_rows * model.config.max_positions))
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
-        self._batches = Batches(model)
         self._lock = threading.Condition()
         self._queue: deque[_Row] = deque()
         self._rows: list[_Row] = []
@@ -151,7 +146,6 @@ class Engine:
         row = _Row(
             self.model,
             prompt,
-            self._batches,
             {"max_new_tokens": max_new_tokens, **options},
             StopTexts(stop),
             rules,
@@ -182,11 +176,7 @@ class Engine:
             self._admit()
             rows = list(self._rows)
         for row in rows:
-            if not row.decodes and row.advance(self.prompt_chunk):
-                self._batches.add(row)
-            else:
-                row.unwanted()
-        self._batches.step()
+            row.advance(self.prompt_chunk)
         with self._lock:
             ended = [row for row in self._rows if row.ended]
             self._read += sum(row.read for row in ended)
@@ -269,7 +259,6 @@ class _Row:
         self,
         model: LanguageModel,
         prompt: str | Sequence[int],
-        batches: Batches,
         options: dict[str, Any],
         stops: StopTexts,
         rules: Sequence[Rule],
@@ -291,9 +280,7 @@ class _Row:
         self._sampler = Sampler(wanted.sampling, model.transformer.embedding.like.device)
         self._likeliest, self._logprobs = logprobs, list[TokenLogprobs]()
         self._decoder, self._text = model.tokenizer.stream(), ""
-        self.cache: ModelCache | None = None
-        self.decodes = False
-        self._batches = batches
+        self._cache: Any = None
 
     @property
     def tokens(self) -> int:
@@ -308,46 +295,32 @@ class _Row:
             self._end("deadline")
         return self.ended
 
-    def advance(self, chunk: int) -> bool:
-        """Reads one chunk of the prompt.
-
-        Returns:
-            Whether it has its first token and goes on.
-        """
+    def advance(self, chunk: int) -> None:
+        """One token more, or one chunk of the prompt."""
         if self.unwanted():
-            return False
-        if self._limit < 1:
-            self._end("length")
-            return False
+            return
         try:
-            logits = self._reading(chunk)
+            if self._limit < 1:
+                self._end("length")
+                return
+            logits = self._step(chunk)
+            if logits is not None:
+                self._take(logits)
         except Exception as error:  # of this request; others go on
-            self.fail(error)
-            return False
-        if logits is not None:
-            self.decodes = True
-            self.take(logits)
-        return self.decodes and not self.ended
+            self._end("error", error)
 
     @torch.inference_mode()
-    def _reading(self, chunk: int) -> Tensor | None:
-        """Logits ``[1, V]`` of the first token; None while the prompt is being read."""
-        if self.cache is None:
-            self.cache = self._batches.new_cache(self.tokens)
-        ids = self._prompt[self.read : self.read + chunk]
-        self.read += len(ids)
-        logits = self._model(torch.tensor([ids]), cache=self.cache, last=1)[:, -1]
+    def _step(self, chunk: int) -> Tensor | None:
+        """Logits ``[1, V]`` of the next token; None while the prompt is being read."""
+        if self._cache is None:
+            self._cache = self._model.new_cache(self.tokens)
+        if self.read < len(self._prompt):
+            ids = self._prompt[self.read : self.read + chunk]
+            self.read += len(ids)
+        else:
+            ids = self.ids[-1:]
+        logits = self._model(torch.tensor([ids]), cache=self._cache, last=1)[:, -1]
         return logits if self.read == len(self._prompt) else None
-
-    def take(self, logits: Tensor) -> None:
-        """Draws a token of ``[1, V]``; what is wrong is told to this caller alone."""
-        try:
-            self._take(logits)
-        except Exception as error:
-            self.fail(error)
-
-    def fail(self, error: Exception) -> None:
-        self._end("error", error)
 
     @torch.inference_mode()
     def _take(self, logits: Tensor) -> None:
@@ -394,7 +367,7 @@ class _Row:
 
     def _end(self, reason: FinishReason, error: Exception | None = None) -> None:
         if not self.ended:
-            self.ended, self.cache = True, None
+            self.ended, self._cache = True, None
             told = None if self._likeliest is None else tuple(self._logprobs)
             self.request.end(
                 Completion(self._text, tuple(self.ids), reason, len(self._prompt), 0, told, error)
