@@ -369,6 +369,14 @@ class Pages(Memory):
         self.firsts = [0] * len(rows)
         self._index = None
 
+    @_locked
+    def append_rows(self, table: Sequence[Sequence[int]], stops: Sequence[int]) -> None:
+        """Adds rows that begin with pages of the pool, of which they hold ``stops`` units."""
+        self.pool.share(page for row in table for page in row)
+        self.table += [[*row] for row in table]
+        self.stops, self.firsts = [*self.stops, *stops], [0] * len(self.table)
+        self._index = None
+
 
 def _release_all(pool: PagePool, table: list[list[int]]) -> None:
     # Without waiting for a lock: this runs wherever garbage is collected.
