@@ -287,6 +287,20 @@ class LayerKV:
         pages = self.memories.get("tokens")
         return pages if isinstance(pages, Pages) else None
 
+    def ragged_pages(self) -> Pages | None:
+        """The pages, where exact tokens of rows of different lengths go to their ends, on a CPU."""
+        pages = self.paged
+        if (
+            pages is None
+            or type(self.storage) is not Plain
+            or torch.is_grad_enabled()
+            or self.has_positions
+            or self.shape.device.type != "cpu"
+            or self.even
+        ):
+            return None
+        return pages
+
     def extend(self, table: Sequence[Sequence[int]], stops: Sequence[int]) -> None:
         """Adds rows that begin with pages of its pool; where it is ``paged``."""
         if (pages := self.paged) is not None:
