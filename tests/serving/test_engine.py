@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import polyhead as ph
+from arrangements import model as arranged
 from generation.tiny import byte_tokenizer, decoder
 from polyhead import native
+from polyhead.config import GatedDeltaNetConfig
+from polyhead.models import Transformer
 from polyhead.serving.engine import Engine
 from polyhead.serving.requests import Completion, Request
 
@@ -158,3 +163,27 @@ def test_a_step_that_fails_ends_one_request(model: ph.LanguageModel) -> None:
     with ph.batch_invariant():
         assert made[0].ids == model.generate("a", max_new_tokens=8).ids
     assert pages_back(engine)
+
+
+@pytest.mark.parametrize("name", ["gemma", "deepseek", "states"])
+def test_other_layers_have_the_bits_of_generate(name: str) -> None:
+    """Windows and latents in pages; states, which are computed row by row."""
+    with torch.no_grad():
+        transformer = arranged("llama" if name == "states" else name, torch.float32)
+        if name == "states":
+            first, *rest = (config := transformer.config).layers
+            states = GatedDeltaNetConfig(4, 2, head_k_dim=8, head_v_dim=6)
+            layers = (replace(first, attention=states), *rest)
+            torch.manual_seed(0)
+            transformer = Transformer(replace(config, layers=layers)).eval()
+    model = ph.LanguageModel(transformer, byte_tokenizer(), name)
+    prompts = [[(7 * row + i) % 90 + 1 for i in range(5 + 19 * row)] for row in range(3)]
+    engine = Engine(model, max_tokens=400, prompt_chunk=8)
+    found = [engine.submit(ids, max_new_tokens=8, eos_token_ids=(0,)) for ids in prompts]
+    while engine.step():
+        pass
+    with ph.batch_invariant():
+        for ids, request in zip(prompts, found, strict=True):
+            alone = model.generate(torch.tensor(ids), max_new_tokens=8, eos_token_ids=(0,))
+            assert request.result(0).ids == alone.ids
+    assert (engine._pool is None) == (name == "states")
