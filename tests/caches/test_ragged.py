@@ -360,3 +360,27 @@ def test_what_a_ring_overwrote_does_not_come_back_when_the_overwriting_is_taken_
     assert sorted(positions[1].tolist())[:6] == [2, 3, 4, 5, 6, 7]
     assert (positions[1] >= NO_POSITION).sum() == 2
     assert torch.equal(cache.source().gather()[0][0, 0, :, 0].long(), positions[0])
+
+
+@torch.inference_mode()
+def test_rows_of_different_lengths_are_written_at_once_as_row_by_row():
+    """Also where rows share a page that both are going to write."""
+    torch.manual_seed(0)
+    cache, apart = StoredCache(Paged(4)), []
+    first = torch.randn(2, 1, 2, 6, 8)
+    cache.append(*first)
+    cache.reorder([0, 0, 0])
+    cache.rollback([0, 3, 5])
+    for length in (6, 3, 1):
+        apart.append(StoredCache(Paged(4)))
+        apart[-1].append(*first[:, :, :, :length])
+    for count in (1, 6, 1):
+        k, v = torch.randn(2, 3, 2, count, 8)
+        cache.append(k, v)
+        for row, single in enumerate(apart):
+            single.append(k[row : row + 1], v[row : row + 1])
+    assert cache.lengths == [14, 11, 9]
+    found = cache.state()[0]
+    for row, single in enumerate(apart):
+        for name, tensor in single.state()[0].items():
+            assert torch.equal(found[name][row : row + 1, :, : tensor.shape[2]], tensor)

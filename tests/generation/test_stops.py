@@ -6,6 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from generation.tiny import byte_tokenizer, decoder
+from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.stops import StopTexts
 
 
@@ -64,3 +66,17 @@ def test_nothing_passes_after_a_stop() -> None:
 def test_empty_stop_text_is_refused(bad: str | list[str]) -> None:
     with pytest.raises(ValueError, match="stop must be a text of at least one character"):
         StopTexts(bad)
+
+
+def test_texts_of_a_batch_end_at_a_stop_as_each_alone():
+    model = LanguageModel(decoder(), byte_tokenizer(), "tiny")
+    prompts, letters = ["ab", "a longer prompt", "zz"], model.generate("ab", max_new_tokens=9).text
+    options = {"max_new_tokens": 30, "stop": letters[4]}
+    for text, single in zip(
+        model.generate(prompts, **options),
+        [model.generate(prompt, **options) for prompt in prompts],
+        strict=True,
+    ):
+        assert (text.text, text.ids) == (single.text, single.ids)
+        assert text.stats.stop_reason == single.stats.stop_reason
+    assert len(model.generate(prompts, **options)[0].ids) < 30

@@ -14,6 +14,7 @@ Shape letters: B batch, G kv heads, D key size, V value size.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -279,6 +280,32 @@ class LayerKV:
         other.exact = other._exact()
         other.shape = self.shape._replace(batch=1)
         return other
+
+    @property
+    def paged(self) -> Pages | None:
+        """The pages, where they hold everything."""
+        pages = self.memories.get("tokens")
+        return pages if isinstance(pages, Pages) else None
+
+    def ragged_pages(self) -> Pages | None:
+        """The pages, where exact tokens of rows of different lengths go to their ends, on a CPU."""
+        pages = self.paged
+        if (
+            pages is None
+            or type(self.storage) is not Plain
+            or torch.is_grad_enabled()
+            or self.has_positions
+            or self.shape.device.type != "cpu"
+            or self.even
+        ):
+            return None
+        return pages
+
+    def extend(self, table: Sequence[Sequence[int]], stops: Sequence[int]) -> None:
+        """Adds rows that begin with pages of its pool; where it is ``paged``."""
+        if (pages := self.paged) is not None:
+            pages.append_rows(table, stops)
+            self.shape = self.shape._replace(batch=len(pages.stops))
 
     def reorder(self, rows: list[int]) -> None:
         self._views = None

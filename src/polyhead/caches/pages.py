@@ -251,6 +251,18 @@ class Pages(Memory):
             tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
 
     @_locked
+    def append_to_each(self, records: Sequence[Tensor]) -> None:
+        """Appends ``[B, heads, n, width]`` per field in one write; rows may differ in length."""
+        count, page = records[0].shape[2], self.pool.page
+        self._own(dict(enumerate(self.stops)), count)
+        units = [range(stop, stop + count) for stop in self.stops]
+        pages = [[row[n // page] for n in new] for row, new in zip(self.table, units, strict=True)]
+        where = torch.tensor(pages), torch.tensor([[n % page for n in new] for new in units])
+        for tensor, record in zip(self.tensors, records, strict=True):
+            tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
+        self.count(None, count)
+
+    @_locked
     def reserve_slots(self, count: int) -> bool:
         """Counts units in every row, in pages of its own, that the caller is going to write.
 
@@ -367,6 +379,14 @@ class Pages(Memory):
         self.table[:] = table
         self.stops = [self.stops[row] for row in rows]
         self.firsts = [0] * len(rows)
+        self._index = None
+
+    @_locked
+    def append_rows(self, table: Sequence[Sequence[int]], stops: Sequence[int]) -> None:
+        """Adds rows that begin with pages of the pool, of which they hold ``stops`` units."""
+        self.pool.share(page for row in table for page in row)
+        self.table += [[*row] for row in table]
+        self.stops, self.firsts = [*self.stops, *stops], [0] * len(self.table)
         self._index = None
 
 

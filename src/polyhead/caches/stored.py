@@ -106,6 +106,11 @@ class StoredCache(KeyValueCache):
                 room.write(None, (k, v))
                 self._lengths = [*room.stops]
                 return view(contents, explicit=False)
+            pages = contents.ragged_pages()
+            if pages is not None and k.shape[2]:
+                pages.append_to_each((k, v))
+                self._lengths = [*pages.stops]
+                return view(contents, explicit=False)
         stream, shape = self._checked(k, v)
         if contents is not None and contents.shape != shape:
             contents = None

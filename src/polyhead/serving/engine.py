@@ -1,8 +1,9 @@
-"""One model for many callers: one thread steps the requests in turn.
+"""One model for many callers: one thread owns it, and computes their requests together.
 
-Each round every live request takes one token, or reads one chunk of its prompt. A request has a
-cache of its own and is computed as it is alone, so its tokens do not depend on the others. First
-come, first served: a request starts when there is a free row and room for its prompt and its limit.
+Each round every live request takes one token, all of them in one call, and prompts are read in
+chunks, first come, first served. A request starts when there is a free row and room for its prompt
+and its limit. Requests share the pages of their prefixes. Within ``ph.batch_invariant()`` a row has
+the bits it has alone, whoever is beside it, and whether its prefix was read for it or for others.
 """
 
 from __future__ import annotations
@@ -12,29 +13,26 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import check_int
-from polyhead.errors import InputError
+from polyhead import native
+from polyhead._utils.checks import check_bool, check_int
+from polyhead.caches import ModelCache
+from polyhead.caches.shared_pool import SharedPool
+from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel
-from polyhead.generation.decoding.options import room
-from polyhead.generation.decoding.rules import Rows, Rule, rules_of
-from polyhead.generation.decoding.sampling import Sampler
-from polyhead.generation.decoding.steps import check_search
+from polyhead.generation.decoding.rules import Rule
 from polyhead.generation.decoding.stops import StopTexts
+from polyhead.kernels.batch_invariant import batch_invariant
 from polyhead.planning.memory import caches
-from polyhead.serving.requests import (
-    Completion,
-    FinishReason,
-    Piece,
-    QueueFull,
-    Request,
-    TokenLogprobs,
-)
+from polyhead.serving.prefixes import Prefixes
+from polyhead.serving.requests import QueueFull, Request
+from polyhead.serving.row import Row
 
 _SHARE = 0.5
 """Part of the free memory that caches may take by default."""
@@ -47,8 +45,8 @@ class EngineStats:
     Attributes:
         live: Requests that are being computed.
         queued: Requests that wait.
-        used_tokens: Tokens that live requests have room for.
-        free_tokens: Tokens that there is room for.
+        used_tokens: Tokens that live requests have room for, in whole pages.
+        free_tokens: Tokens that there is room for beside them.
         pool_bytes: Bytes of all that room.
         prompt_tokens: Tokens of prompts that were read so far.
         output_tokens: Tokens that were written so far.
@@ -80,7 +78,16 @@ class Engine:
             ``max_rows`` whole contexts.
         max_rows: Requests that are computed at a time.
         max_queue: Requests that wait.
-        prompt_chunk: Tokens of a prompt that are read in one round.
+        prompt_chunk: Tokens of prompts that are read in one round.
+        share_prefixes: Whether full pages of prompts are kept for later requests, while there is
+            room, those used longest ago first out.
+        overcommit: Start requests when there is room for the prompt and a token; where room runs
+            out, the youngest gives back its memory, waits and is computed again.
+        batch_invariant: Compute within ``ph.batch_invariant()``; None: on a CPU with native code.
+        page_size: Tokens of a page.
+
+    A model with layers that remember more than keys and values is computed row by row, without
+    shared prefixes.
 
     Raises:
         ValueError: A number out of range, by name.
@@ -94,8 +101,14 @@ class Engine:
         max_rows: int = 32,
         max_queue: int = 256,
         prompt_chunk: int = 256,
+        share_prefixes: bool = True,
+        overcommit: bool = False,
+        batch_invariant: bool | None = None,
+        page_size: int = 16,
     ) -> None:
         self.model = model.eval()
+        check_bool("share_prefixes", share_prefixes, error=ValueError)
+        self.overcommit = check_bool("overcommit", overcommit, error=ValueError)
         self.max_rows = check_int("max_rows", max_rows, least=1, error=ValueError)
         self.max_queue = check_int("max_queue", max_queue, least=1, error=ValueError)
         self.prompt_chunk = check_int("prompt_chunk", prompt_chunk, least=1, error=ValueError)
@@ -105,10 +118,18 @@ class Engine:
             fitting = int(_free_memory() * _SHARE) // max(1, self._token_bytes)
             max_tokens = max(1, min(fitting, max_rows * model.config.max_positions))
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
-        self._lock = threading.Condition()
-        self._queue: deque[_Row] = deque()
-        self._rows: list[_Row] = []
-        self._read = self._written = 0
+        if batch_invariant is None:
+            batch_invariant = weights.is_cpu and native.unavailable() is None
+        self.batch_invariant = check_bool("batch_invariant", batch_invariant, error=ValueError)
+        self.page_size = check_int("page_size", page_size, least=1, error=ValueError)
+        self._pool = self._new_pool()
+        self._prefixes = Prefixes(self._pool) if share_prefixes and self._pool else None
+        self._lock, self._turn = threading.Condition(), threading.Lock()
+        self._queue: deque[Row] = deque()
+        self._rows: list[Row] = []
+        self._reading: Row | None = None
+        self._batch: ModelCache | None = None
+        self._read = self._written = self._cached = self._preemptions = 0
         self._thread: threading.Thread | None = None
         self._ending = False
 
@@ -143,7 +164,7 @@ class Engine:
             InputError: An empty prompt, or one that needs more tokens than ``max_tokens``.
             ContextLengthError, ValueError, TypeError: As ``LanguageModel.stream`` raises.
         """
-        row = _Row(
+        row = Row(
             self.model,
             prompt,
             {"max_new_tokens": max_new_tokens, **options},
@@ -151,7 +172,11 @@ class Engine:
             rules,
             logprobs,
             None if deadline is None else time.monotonic() + deadline,
+            share_with,
         )
+        if row.empty:
+            row.end("length")
+            return row.request
         if row.tokens > self.max_tokens:
             raise InputError(
                 f"the prompt and max_new_tokens are {row.tokens:,} tokens: the cache holds "
@@ -167,22 +192,30 @@ class Engine:
         return row.request
 
     def step(self) -> bool:
-        """One round: a token, or a chunk of its prompt, for every live request.
+        """One round: a token for every live request, and ``prompt_chunk`` tokens of prompts.
 
         Returns:
             False where there was nothing to do.
         """
-        with self._lock:
-            self._admit()
-            rows = list(self._rows)
-        for row in rows:
-            row.advance(self.prompt_chunk)
-        with self._lock:
-            ended = [row for row in self._rows if row.ended]
-            self._read += sum(row.read for row in ended)
-            self._written += sum(len(row.ids) for row in ended)
-            self._rows = [row for row in self._rows if not row.ended]
-        return bool(rows)
+        with self._turn:
+            with self._lock:
+                busy = bool(self._rows or self._queue)
+                for row in [each for each in self._queue if each.unwanted()]:
+                    self._queue.remove(row)
+            with self._exactly(), torch.inference_mode():
+                self._drop([row for row in self._rows if row.unwanted()])
+                self._decode()
+                self._read_prompts()
+            return busy
+
+    def forget_prefixes(self) -> None:
+        """Gives back the pages that are kept for later requests."""
+        with self._turn:
+            if self._prefixes is not None:
+                self._prefixes.evict(self._pages(self.max_tokens))
+
+    def _exactly(self) -> AbstractContextManager[None]:
+        return batch_invariant() if self.batch_invariant else nullcontext()
 
     def start(self) -> None:
         """Starts the thread that steps."""
@@ -217,17 +250,32 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts of now."""
         with self._lock:
+            total = self._pages(self.max_tokens) * self.page_size
             live = [row for row in self._rows if not row.ended]
-            used = sum(row.tokens for row in live)
+            used = sum(self._pages(self._wanted(row)) for row in live) * self.page_size
+            used = min(used, total)  # rows share pages
             return EngineStats(
                 live=len(live),
                 queued=len(self._queue),
                 used_tokens=used,
-                free_tokens=self.max_tokens - used,
-                pool_bytes=self.max_tokens * self._token_bytes,
-                prompt_tokens=self._read + sum(row.read for row in self._rows),
-                output_tokens=self._written + sum(len(row.ids) for row in self._rows),
+                free_tokens=total - used,
+                pool_bytes=total * self._token_bytes if self._pool is None else self._pool.bytes,
+                prompt_tokens=self._read,
+                output_tokens=self._written,
+                cached_tokens=self._cached,
+                preemptions=self._preemptions,
             )
+
+    def _new_pool(self) -> SharedPool | None:
+        """Pages for all tokens, where every layer of the model can lie in them."""
+        pages = self._pages(self.max_tokens)
+        cache = self.model.new_cache(pages * self.page_size, kind="paged", page_size=self.page_size)
+        with self._exactly(), torch.inference_mode():
+            self.model.transformer(torch.zeros(1, 1, dtype=torch.int64), cache=cache, last=1)
+        try:
+            return SharedPool(cache)
+        except UnsupportedError:
+            return None
 
     def _run(self) -> None:
         while True:
@@ -237,141 +285,160 @@ class Engine:
                     return
             self.step()
 
-    def _admit(self) -> None:
-        """Starts requests while there is room, and ends those in the queue that nobody wants."""
-        for row in [each for each in self._queue if each.unwanted()]:
-            self._queue.remove(row)
-        used = sum(row.tokens for row in self._rows)
-        while (
-            self._queue
-            and len(self._rows) < self.max_rows
-            and used + self._queue[0].tokens <= self.max_tokens
-        ):
-            row = self._queue.popleft()
-            used += row.tokens
-            self._rows.append(row)
-
-
-class _Row:
-    """A request as the engine has it."""
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        prompt: str | Sequence[int],
-        options: dict[str, Any],
-        stops: StopTexts,
-        rules: Sequence[Rule],
-        logprobs: int | None,
-        deadline: float | None,
-    ) -> None:
-        wanted = model.options.with_(**options)
-        wanted.check_stream()
-        check_search(wanted, model.config.vocab_size, None)
-        if logprobs is not None:
-            most = model.config.vocab_size
-            check_int("logprobs", logprobs, least=0, most=most, error=ValueError)
-        self.request, self.ids, self.read, self.ended = Request(), list[int](), 0, False
-        self._model, self._stops, self._deadline = model, stops, deadline
-        self._prompt = model.prompt_ids(prompt)
-        self._limit, _ = room(wanted, len(self._prompt), model.config.max_positions)
-        self._stop_ids = model.stop_ids(wanted)
-        self._rules = [*rules_of(wanted, sorted(self._stop_ids), self._limit), *rules]
-        self._sampler = Sampler(wanted.sampling, model.transformer.embedding.like.device)
-        self._likeliest, self._logprobs = logprobs, list[TokenLogprobs]()
-        self._decoder, self._text = model.tokenizer.stream(), ""
-        self._cache: Any = None
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that its cache holds at most."""
-        return len(self._prompt) + self._limit
-
-    def unwanted(self) -> bool:
-        """Ends it where it was cancelled or is late."""
-        if self.request.cancelled:
-            self._end("cancelled")
-        elif self._deadline is not None and time.monotonic() > self._deadline:
-            self._end("deadline")
-        return self.ended
-
-    def advance(self, chunk: int) -> None:
-        """One token more, or one chunk of the prompt."""
-        if self.unwanted():
+    def _decode(self) -> None:
+        """A token for every row that has read its prompt."""
+        self._make_room()
+        rows = [row for row in self._rows if row is not self._reading]
+        if not rows:
             return
         try:
-            if self._limit < 1:
-                self._end("length")
+            if self._batch is None:
+                logits = [self._logits(row, 1) for row in rows]
+            else:
+                ids = torch.tensor([row.ids[-1:] for row in rows], device="cpu")
+                logits = [*self.model.transformer(ids, cache=self._batch, last=1)[:, -1:]]
+        except Exception as error:
+            # A call that fails leaves its cache as it was: the others are computed in the next.
+            rows[-1].end("error", error)
+            self._drop(rows[-1:])
+            return
+        for row, scores in zip(rows, logits, strict=True):
+            row.feed(1)
+            self._take(row, scores)
+        self._drop([row for row in rows if row.ended])
+
+    def _read_prompts(self) -> None:
+        """Reads prompts, first come, first served."""
+        left = self.prompt_chunk
+        while left > 0:
+            row = self._reading or self._admit()
+            if row is None:
                 return
-            logits = self._step(chunk)
-            if logits is not None:
-                self._take(logits)
-        except Exception as error:  # of this request; others go on
-            self._end("error", error)
+            self._reading = row
+            count = min(left, row.length - row.fed)
+            try:
+                logits = self._logits(row, count)
+            except Exception as error:
+                row.end("error", error)
+                self._drop([row])
+                continue
+            before = row.read
+            row.feed(count)
+            self._read += row.read - before
+            left -= count
+            if row.fed < row.length:
+                return
+            self._take(row, logits)
+            self._reading = None
+            self._finish_reading(row)
 
-    @torch.inference_mode()
-    def _step(self, chunk: int) -> Tensor | None:
-        """Logits ``[1, V]`` of the next token; None while the prompt is being read."""
-        if self._cache is None:
-            self._cache = self._model.new_cache(self.tokens)
-        if self.read < len(self._prompt):
-            ids = self._prompt[self.read : self.read + chunk]
-            self.read += len(ids)
-        else:
-            ids = self.ids[-1:]
-        logits = self._model(torch.tensor([ids]), cache=self._cache, last=1)[:, -1]
-        return logits if self.read == len(self._prompt) else None
+    def _logits(self, row: Row, count: int) -> Tensor:
+        assert row.cache is not None
+        ids = torch.tensor([row.next_ids(count)], device="cpu")
+        logits: Tensor = self.model.transformer(ids, cache=row.cache, last=1)
+        return logits[0, -1]
 
-    @torch.inference_mode()
-    def _take(self, logits: Tensor) -> None:
-        """Draws a token, and tells the caller."""
-        scores, count = logits, len(self._prompt)
-        rows = Rows([[*self._prompt, *self.ids]], len(self.ids), [count], [self._prompt])
-        for rule in self._rules:
-            scores = rule(rows, scores)
-        token = self._sampler(scores[0])
-        self.ids.append(token)
-        told = None if self._likeliest is None else (self._told(logits[0], token),)
-        self._logprobs += told or ()
-        if token in self._stop_ids:
-            self._flush(Piece("", (token,), told), "stop")
+    def _take(self, row: Row, logits: Tensor) -> None:
+        after = len(row.ids) + 1
+        self._written += 1  # before its caller hears of it
+        row.take(logits.reshape(1, -1))
+        self._written -= after - len(row.ids)
+
+    def _finish_reading(self, row: Row) -> None:
+        """Keeps the row's pages for others, and puts it among the rows of the batch."""
+        if self._pool is None or row.cache is None:
+            self._drop([row] if row.ended else [])
             return
-        piece = self._stops.feed(self._decoder.push(token))
-        if not self._stops.found and len(self.ids) < self._limit:
-            self._put(Piece(piece, (token,), told))
-            return
-        if self._stops.found:
-            self._put(Piece(piece, (token,), told))
-            self._end("stop")
+        if self._prefixes is not None:
+            pages = self._pool.pages_of(row.cache, 0, row.fed)
+            self._prefixes.add(row.all_ids[: row.fed], row.share_with, pages)
+        if row.ended:
+            self._drop([row])
+        elif self._batch is None:
+            self._batch, row.cache = row.cache, None
         else:
-            self._flush(Piece(piece, (token,), told), "length")
+            self._pool.join(self._batch, row.cache)
+            row.cache = None
 
-    def _flush(self, piece: Piece, reason: FinishReason) -> None:
-        """Ends the text with what was held back."""
-        rest = self._stops.feed(self._decoder.flush()) + self._stops.flush()
-        if self._stops.found:
-            reason = "stop"
-        self._put(Piece(piece.text + rest, piece.ids, piece.logprobs))
-        self._end(reason)
+    def _admit(self) -> Row | None:
+        """The next request, if there is a free row, and room for its prompt and its limit."""
+        with self._lock:
+            if not self._queue or len(self._rows) >= self.max_rows:
+                return None
+            row = self._queue[0]
+            cache, fed = None, 0
+            if self._pool is None:
+                used = sum(each.tokens for each in self._rows)
+                if used + row.tokens > self.max_tokens:
+                    return None
+                cache = self.model.new_cache(row.tokens)
+            else:
+                ids = row.all_ids
+                prefix = [] if self._prefixes is None else self._prefixes.find(ids, row.share_with)
+                cache, fed = self._pool.row(prefix), len(prefix) * self._pool.page_size
+                lacking = self._pages(self._wanted(row)) - len(prefix) - self._unclaimed()
+                if lacking > 0:
+                    idle = 0 if self._prefixes is None else self._prefixes.idle()
+                    if lacking > idle or self._prefixes is None:
+                        cache.reset()
+                        return None
+                    self._prefixes.evict(lacking)
+            self._queue.popleft()
+            row.start(cache, fed)
+            self._cached += row.cached
+            self._rows.append(row)
+            return row
 
-    def _told(self, logits: Tensor, token: int) -> TokenLogprobs:
-        logprobs = logits.float().log_softmax(dim=-1)
-        best = logprobs.topk(self._likeliest or 0)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return TokenLogprobs(token, float(logprobs[token]), tuple(pairs))
+    def _pages(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
 
-    def _put(self, piece: Piece) -> None:
-        self._text += piece.text
-        if not self.request.put(piece):
-            self._end("slow reader")
+    def _wanted(self, row: Row) -> int:
+        """Tokens that there must be room for before a row goes on."""
+        return row.length + 1 if self.overcommit else row.tokens
 
-    def _end(self, reason: FinishReason, error: Exception | None = None) -> None:
-        if not self.ended:
-            self.ended, self._cache = True, None
-            told = None if self._likeliest is None else tuple(self._logprobs)
-            self.request.end(
-                Completion(self._text, tuple(self.ids), reason, len(self._prompt), 0, told, error)
-            )
+    def _unclaimed(self) -> int:
+        """Free pages that no row is going to need."""
+        assert self._pool is not None
+        claims = 0
+        for row in self._rows:
+            claims += self._pages(self._wanted(row)) - self._pages(row.fed)
+        return self._pool.free - claims
+
+    def _make_room(self) -> None:
+        """Where more was promised than there is: preempts the youngest until a token fits."""
+        if self._pool is None or not self.overcommit:
+            return
+        while self._rows and (lacking := -self._unclaimed()) > 0:
+            if self._prefixes is not None and self._prefixes.evict(lacking):
+                continue
+            row = self._rows[-1]
+            self._drop([row])
+            row.restart()
+            with self._lock:
+                self._preemptions += 1
+                self._queue.appendleft(row)
+
+    def _drop(self, rows: Sequence[Row]) -> None:
+        """Takes rows out, and gives their pages back."""
+        if not rows:
+            return
+        if self._batch is not None:
+            members = [row for row in self._rows if row.cache is None]
+            left = [place for place, row in enumerate(members) if row not in rows]
+            if not left:
+                self._batch.reset()
+                self._batch = None
+            elif len(left) < len(members):
+                self._batch.reorder(left)
+        for row in rows:
+            if row.cache is not None:
+                if self._pool is not None:
+                    row.cache.reset()
+                row.cache = None
+            if row is self._reading:
+                self._reading = None
+        with self._lock:
+            self._rows = [row for row in self._rows if row not in rows]
 
 
 def _token_bytes(model: LanguageModel, dtype: str) -> int:

@@ -98,6 +98,7 @@ class Request:
         self._pieces: deque[Piece] = deque()
         self._done: Completion | None = None
         self._told: Callable[[], None] | None = None
+        self._awaited = False
 
     def cancel(self) -> None:
         """Ends it at the next step; what is written stays."""
@@ -140,17 +141,21 @@ class Request:
             TimeoutError: It has not ended in this time.
         """
         with self._changed:
+            self._awaited = True  # nobody need read the pieces
             if not self._changed.wait_for(lambda: self._done is not None, timeout):
                 raise TimeoutError(f"the request has not ended in {timeout:g} seconds")
         assert self._done is not None
         return self._done
 
     def put(self, piece: Piece) -> bool:
-        """Adds a piece; False where too many wait. For the engine."""
+        """Adds a piece; False where too many wait to be read, and nobody waits for the result.
+
+        For the engine.
+        """
         with self._changed:
             self._pieces.append(piece)
             self._tell()
-            return len(self._pieces) <= MOST_UNREAD
+            return self._awaited or len(self._pieces) <= MOST_UNREAD
 
     def end(self, completion: Completion) -> None:
         """Ends it. For the engine."""

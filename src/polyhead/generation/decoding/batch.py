@@ -102,8 +102,15 @@ def continued(
         if why is None:
             found, why = _repeated(steps, len(prompts), options, stop_ids, rooms[0][0])
         else:
-            search = _beams if options.num_beams > 1 else _drawn
-            found = search(steps, prompts, options, stop_ids, [left for left, _ in rooms], read)
+            limits = [left for left, _ in rooms]
+            if options.num_beams > 1:
+                found = _beams(steps, prompts, options, stop_ids, limits, read)
+            else:
+                watched = [
+                    _Watch(tokenizer, stop_ids, stops) if stops else None
+                    for _ in range(len(prompts) * options.num_return_sequences)
+                ]
+                found = _drawn(steps, prompts, options, stop_ids, limits, read, watched)
         seconds = perf_counter() - started
     finally:
         model.train(training)
@@ -186,12 +193,17 @@ def _drawn(
     stop_ids: frozenset[int],
     rooms: Sequence[int],
     sources: Sequence[Sequence[int]],
+    watched: Sequence[_Watch | None],
 ) -> list[list[Hypothesis]]:
     samples = options.num_return_sequences
     rules = rules_of(options, sorted(stop_ids), max(rooms))
     ids: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
-    for row, token in draw(steps, prompts, options, rules, stop_ids, rooms, sources):
+    ended = set[int]()
+    for row, token in draw(steps, prompts, options, rules, stop_ids, rooms, sources, ended):
         ids[row].append(token)
+        watch = watched[row]
+        if watch is not None and watch.ends(token):
+            ended.add(row)
     return _by_sentence(ids, samples)
 
 
@@ -217,6 +229,20 @@ def _repeated(
 def _by_sentence(ids: Sequence[Sequence[int]], samples: int) -> list[list[Hypothesis]]:
     made = [Hypothesis(tuple(row)) for row in ids]
     return [made[i : i + samples] for i in range(0, len(made), samples)]
+
+
+class _Watch:
+    """Whether a stop text has appeared in a row."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop_ids: frozenset[int], stops: Sequence[str]
+    ) -> None:
+        self._decoder, self._stop_ids, self._stops = tokenizer.stream(), stop_ids, StopTexts(stops)
+
+    def ends(self, token: int) -> bool:
+        if token not in self._stop_ids:
+            self._stops.feed(self._decoder.push(token))
+        return self._stops.found
 
 
 def _text(

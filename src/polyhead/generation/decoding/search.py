@@ -12,7 +12,7 @@ Shape letters: B sentences, K beams, N = B · K rows, V vocabulary size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -216,6 +216,7 @@ def draw(
     stop_ids: frozenset[int],
     most: Sequence[int],
     sources: Sequence[Sequence[int]] = (),
+    ended: Container[int] = (),
 ) -> Iterator[tuple[int, int]]:
     """One token after the other: ``(row, token)`` as they come, a stop token included.
 
@@ -230,6 +231,7 @@ def draw(
         stop_ids: Tokens that end a text.
         most: New tokens at most, for each sentence.
         sources: Ids that an encoder reads; empty: the prompts.
+        ended: Rows that whoever reads the tokens wants no more of.
     """
     R, sources = options.num_return_sequences, sources or prompts
     rows = [row for row in range(len(prompts) * R) if most[row // R] > 0]
@@ -261,7 +263,7 @@ def draw(
         for n, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             ids[row].append(token)
             yield row, token
-            if token not in stop_ids and new < most[row // R]:
+            if token not in stop_ids and new < most[row // R] and row not in ended:
                 left.append(n)
         if not left:
             return

@@ -1,0 +1,94 @@
+"""Prefixes that requests have in common, as a tree of full pages.
+
+A node is a page of tokens after those of its parents. The least recently used leaf that no request
+has goes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from polyhead.caches.shared_pool import Page, SharedPool
+
+
+class _Node:
+    __slots__ = ("children", "key", "page", "parent", "used")
+
+    def __init__(self, key: object, parent: _Node | None, page: Page) -> None:
+        self.key, self.parent, self.page, self.used = key, parent, page, 0
+        self.children: dict[object, _Node] = {}
+
+
+class Prefixes:
+    """The prefixes whose pages are kept.
+
+    Args:
+        pool: Where the pages lie.
+    """
+
+    def __init__(self, pool: SharedPool) -> None:
+        self._pool, self._time = pool, 0
+        self._roots: dict[str, _Node] = {}
+
+    def find(self, ids: Sequence[int], name: str) -> list[Page]:
+        """The pages of the longest prefix of ``ids`` that was added under a name.
+
+        At least one token is left over: it is read for its logits.
+        """
+        node, found = self._roots.get(name), []
+        for key in self._keys(ids[:-1]):
+            if node is None or (node := node.children.get(key)) is None:
+                break
+            self._use(node)
+            found.append(node.page)
+        return found
+
+    def add(self, ids: Sequence[int], name: str, pages: Sequence[Page]) -> None:
+        """Keeps the full pages that hold ``ids``, those that are not there yet."""
+        node = self._roots.setdefault(name, _Node(name, None, ()))
+        for key, page in zip(self._keys(ids), pages, strict=False):
+            if key not in node.children:
+                self._pool.keep(page)
+                node.children[key] = _Node(key, node, page)
+            node = node.children[key]
+            self._use(node)
+
+    def idle(self) -> int:
+        """Pages that only the tree keeps."""
+        return sum(self._pool.is_idle(node.page) for node in self._nodes())
+
+    def evict(self, pages: int) -> int:
+        """Gives back so many pages, or all that no request has; says how many."""
+        wanted = pages
+        while pages > 0:
+            leaves = [
+                node
+                for node in self._nodes()
+                if not node.children and self._pool.is_idle(node.page)
+            ]
+            if not leaves:
+                break
+            for node in sorted(leaves, key=lambda node: node.used)[:pages]:
+                self._pool.release(node.page)
+                assert node.parent is not None
+                del node.parent.children[node.key]
+                pages -= 1
+                if not node.parent.children and node.parent.parent is None:
+                    del self._roots[str(node.parent.key)]
+        return wanted - pages
+
+    def _use(self, node: _Node) -> None:
+        self._time += 1
+        node.used = self._time
+
+    def _keys(self, ids: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        size = self._pool.page_size
+        for first in range(0, len(ids) // size * size, size):
+            yield tuple(ids[first : first + size])
+
+    def _nodes(self) -> Iterator[_Node]:
+        left = [child for root in self._roots.values() for child in root.children.values()]
+        while left:
+            node = left.pop()
+            left += node.children.values()
+            yield node

@@ -1,0 +1,189 @@
+"""Rows of a batch have the bits that they have alone, and give back what they took."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import polyhead as ph
+from arrangements import model as arranged
+from generation.tiny import byte_tokenizer, decoder
+from polyhead import native
+from polyhead.config import GatedDeltaNetConfig
+from polyhead.models import Transformer
+from polyhead.serving.engine import Engine
+from polyhead.serving.requests import Completion, Request
+
+pytestmark = pytest.mark.skipif(
+    native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
+)
+
+DRAWN: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 1.1},
+    {"temperature": 0.8, "top_k": 12, "repetition_penalty": 1.2},
+    {"temperature": 1.0, "top_p": 0.9, "stop": ["e", "zz"]},
+    {"no_repeat_ngram_size": 2, "stop": "k"},
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> ph.LanguageModel:
+    return ph.LanguageModel(decoder(context=256), byte_tokenizer(), "tiny").eval()
+
+
+def pages_back(engine: Engine) -> bool:
+    engine.forget_prefixes()
+    return engine._pool is not None and engine._pool.free == engine._pool.pages
+
+
+def alone(model: ph.LanguageModel, asked: dict[str, Any]) -> Completion:
+    engine = Engine(model, max_tokens=256, share_prefixes=False)
+    request = engine.submit(**asked)
+    while engine.step():
+        pass
+    return request.result(0)
+
+
+def check_random(model: ph.LanguageModel, seed: int, count: int, **options: Any) -> Engine:
+    """Random requests arrive at random and are cancelled at random; the others are as alone."""
+    draw = random.Random(seed)
+    options.setdefault("max_tokens", 640)
+    engine = Engine(model, max_rows=draw.choice([6, 9, 20]), max_queue=1000, **options)
+    system = "One of several prompts with a long beginning that they share. "
+    running: list[tuple[Request, dict[str, Any]]] = []
+    for number in range(count):
+        words = "".join(draw.choices("abcde fgh", k=draw.randrange(1, 60)))
+        asked = {
+            "prompt": (system if draw.random() < 0.5 else "") + words,
+            "max_new_tokens": draw.randrange(1, 40),
+            "seed": number,
+            "logprobs": draw.choice([None, 0, 2]),
+            "share_with": draw.choice(["", "", "other"]),
+            **draw.choice(DRAWN),
+        }
+        running.append((engine.submit(**asked), asked))
+        if draw.random() < 0.1:
+            draw.choice(running)[0].cancel()
+        for _ in range(draw.choice([0, 0, 1, 3])):
+            engine.step()
+    while engine.step():
+        pass
+    for request, asked in running:
+        made, single = request.result(0), alone(model, asked)
+        if made.finish_reason == "cancelled":
+            assert made.ids == single.ids[: len(made.ids)]
+            continue
+        assert (made.text, made.ids, made.finish_reason) == (
+            single.text,
+            single.ids,
+            single.finish_reason,
+        )
+        assert made.logprobs == single.logprobs  # the same bits
+    assert pages_back(engine)
+    return engine
+
+
+def test_random_requests_are_each_as_alone(model: ph.LanguageModel) -> None:
+    engine = check_random(model, 1, 30, prompt_chunk=32)
+    assert engine.stats.cached_tokens > 200
+    assert engine.stats.preemptions == 0
+    engine = check_random(model, 2, 16, prompt_chunk=64, max_tokens=192, overcommit=True)
+    assert engine.stats.preemptions > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_thousands_of_random_requests_are_each_as_alone(model: ph.LanguageModel) -> None:
+    sizes = 160, 640, 320, 2000
+    for seed in range(20):
+        overcommit, chunk = bool(seed % 2), (16, 100, 256)[seed % 3]
+        tokens = sizes[seed % 4]
+        check_random(
+            model, 10 + seed, 100, overcommit=overcommit, prompt_chunk=chunk, max_tokens=tokens
+        )
+
+
+def test_a_row_has_the_bits_of_generate(model: ph.LanguageModel) -> None:
+    asked = [(f"{'long ' * n}text", 6 + n, {"temperature": 1.0, "seed": n}) for n in range(12)]
+    with Engine(model, max_tokens=2000) as engine:
+        found = [engine.submit(text, max_new_tokens=n, **drawn) for text, n, drawn in asked]
+        made = [request.result() for request in found]
+    with ph.batch_invariant():
+        for (text, n, drawn), completion in zip(asked, made, strict=True):
+            assert completion.ids == model.generate(text, max_new_tokens=n, **drawn).ids
+
+
+def test_prefixes_are_read_once_and_only_shared_within_a_name(model: ph.LanguageModel) -> None:
+    engine = Engine(model, max_tokens=512)
+    text = "x" * 100
+
+    def asked(name: str) -> Completion:
+        request = engine.submit(text, max_new_tokens=3, share_with=name)
+        while engine.step():
+            pass
+        return request.result(0)
+
+    assert [asked(name).cached_tokens for name in ("a", "b", "a")] == [0, 0, 96]
+    assert engine.stats.prompt_tokens == 100 + 100 + 4
+    engine.forget_prefixes()
+    assert asked("a").cached_tokens == 0
+    assert pages_back(engine)
+
+
+def test_prefixes_make_room_for_requests(model: ph.LanguageModel) -> None:
+    engine = Engine(model, max_tokens=128)
+    for number in range(6):
+        request = engine.submit(f"{number}" * 90, max_new_tokens=30)
+        while engine.step():
+            pass
+        assert request.result(0).finish_reason == "length"
+    assert pages_back(engine)
+
+
+def test_a_step_that_fails_ends_one_request(model: ph.LanguageModel) -> None:
+    engine = Engine(model, max_tokens=512)
+    found = [engine.submit(text, max_new_tokens=8) for text in ("a", "bb", "ccc")]
+    engine.step()
+
+    def refused(module: Any, inputs: Any) -> None:
+        hook.remove()
+        raise MemoryError("no memory")
+
+    hook = model.transformer.layers[1].register_forward_pre_hook(refused)
+    while engine.step():
+        pass
+    made = [request.result(0) for request in found]
+    assert [each.finish_reason for each in made] == ["length", "length", "error"]
+    assert isinstance(made[2].error, MemoryError)
+    with ph.batch_invariant():
+        assert made[0].ids == model.generate("a", max_new_tokens=8).ids
+    assert pages_back(engine)
+
+
+@pytest.mark.parametrize("name", ["gemma", "deepseek", "states"])
+def test_other_layers_have_the_bits_of_generate(name: str) -> None:
+    """Windows and latents in pages; states, which are computed row by row."""
+    with torch.no_grad():
+        transformer = arranged("llama" if name == "states" else name, torch.float32)
+        if name == "states":
+            first, *rest = (config := transformer.config).layers
+            states = GatedDeltaNetConfig(4, 2, head_k_dim=8, head_v_dim=6)
+            layers = (replace(first, attention=states), *rest)
+            torch.manual_seed(0)
+            transformer = Transformer(replace(config, layers=layers)).eval()
+    model = ph.LanguageModel(transformer, byte_tokenizer(), name)
+    prompts = [[(7 * row + i) % 90 + 1 for i in range(5 + 19 * row)] for row in range(3)]
+    engine = Engine(model, max_tokens=400, prompt_chunk=8)
+    found = [engine.submit(ids, max_new_tokens=8, eos_token_ids=(0,)) for ids in prompts]
+    while engine.step():
+        pass
+    with ph.batch_invariant():
+        for ids, request in zip(prompts, found, strict=True):
+            alone = model.generate(torch.tensor(ids), max_new_tokens=8, eos_token_ids=(0,))
+            assert request.result(0).ids == alone.ids
+    assert (engine._pool is None) == (name == "states")
