@@ -187,3 +187,24 @@ def test_other_layers_have_the_bits_of_generate(name: str) -> None:
             alone = model.generate(torch.tensor(ids), max_new_tokens=8, eos_token_ids=(0,))
             assert request.result(0).ids == alone.ids
     assert (engine._pool is None) == (name == "states")
+
+
+def test_as_many_rows_as_native_code_steps_together_are_one_call(
+    model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(model, max_rows=20)
+    asked = [engine.submit(f"text {n}", max_new_tokens=9) for n in range(20)]
+    while engine.stats.queued:
+        engine.step()
+    sizes: list[int] = []
+    call = model.transformer.forward
+    monkeypatch.setattr(
+        model.transformer,
+        "forward",
+        lambda ids, **options: sizes.append(len(ids)) or call(ids, **options),
+    )
+    engine.step()
+    assert sorted(sizes) == [4, 8, 8]
+    while engine.step():
+        pass
+    assert all(request.result().finish_reason == "length" for request in asked)

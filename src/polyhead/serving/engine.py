@@ -1,9 +1,10 @@
 """One model for many callers: one thread owns it, and computes their requests together.
 
-Each round every live request takes one token, all of them in one call, and prompts are read in
-chunks, first come, first served. A request starts when there is a free row and room for its prompt
-and its limit. Requests share the pages of their prefixes. Within ``ph.batch_invariant()`` a row has
-the bits it has alone, whoever is beside it, and whether its prefix was read for it or for others.
+Each round every live request takes one token, up to eight of them in one call, and prompts are
+read in chunks, first come, first served. A request starts when there is a free row and room for its
+prompt and its limit. Requests share the pages of their prefixes. Within ``ph.batch_invariant()`` a
+row has the bits it has alone, whoever is beside it, and whether its prefix was read for it or for
+others.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from polyhead.generation.decoding.rules import Rule
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.kernels.batch_invariant import batch_invariant
 from polyhead.planning.memory import caches
+from polyhead.serving.batches import Batches
 from polyhead.serving.prefixes import Prefixes
 from polyhead.serving.requests import QueueFull, Request
 from polyhead.serving.row import Row
@@ -128,7 +130,7 @@ class Engine:
         self._queue: deque[Row] = deque()
         self._rows: list[Row] = []
         self._reading: Row | None = None
-        self._batch: ModelCache | None = None
+        self._batches = None if self._pool is None else Batches(self._pool)
         self._read = self._written = self._cached = self._preemptions = 0
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -288,19 +290,26 @@ class Engine:
     def _decode(self) -> None:
         """A token for every row that has read its prompt."""
         self._make_room()
-        rows = [row for row in self._rows if row is not self._reading]
-        if not rows:
-            return
+        if self._batches is None:
+            for row in [each for each in self._rows if each is not self._reading]:
+                self._step([row], None)
+        else:
+            for batch in self._batches.gathered():
+                self._step([*batch.rows], batch.cache)
+
+    def _step(self, rows: list[Row], cache: ModelCache | None) -> None:
+        """A token for rows in one cache; None: for one row in its own."""
         try:
-            if self._batch is None:
-                logits = [self._logits(row, 1) for row in rows]
+            if cache is None:
+                logits = [self._logits(rows[0], 1)]
             else:
                 ids = torch.tensor([row.ids[-1:] for row in rows], device="cpu")
-                logits = [*self.model.transformer(ids, cache=self._batch, last=1)[:, -1:]]
+                logits = [*self.model.transformer(ids, cache=cache, last=1)[:, -1:]]
         except Exception as error:
             # A call that fails leaves its cache as it was: the others are computed in the next.
-            rows[-1].end("error", error)
-            self._drop(rows[-1:])
+            youngest = max(rows, key=self._rows.index)
+            youngest.end("error", error)
+            self._drop([youngest])
             return
         for row, scores in zip(rows, logits, strict=True):
             row.feed(1)
@@ -346,7 +355,7 @@ class Engine:
 
     def _finish_reading(self, row: Row) -> None:
         """Keeps the row's pages for others, and puts it among the rows of the batch."""
-        if self._pool is None or row.cache is None:
+        if self._pool is None or self._batches is None or row.cache is None:
             self._drop([row] if row.ended else [])
             return
         if self._prefixes is not None:
@@ -354,11 +363,8 @@ class Engine:
             self._prefixes.add(row.all_ids[: row.fed], row.share_with, pages)
         if row.ended:
             self._drop([row])
-        elif self._batch is None:
-            self._batch, row.cache = row.cache, None
         else:
-            self._pool.join(self._batch, row.cache)
-            row.cache = None
+            self._batches.add(row)
 
     def _admit(self) -> Row | None:
         """The next request, if there is a free row, and room for its prompt and its limit."""
@@ -422,14 +428,8 @@ class Engine:
         """Takes rows out, and gives their pages back."""
         if not rows:
             return
-        if self._batch is not None:
-            members = [row for row in self._rows if row.cache is None]
-            left = [place for place, row in enumerate(members) if row not in rows]
-            if not left:
-                self._batch.reset()
-                self._batch = None
-            elif len(left) < len(members):
-                self._batch.reorder(left)
+        if self._batches is not None:
+            self._batches.drop(rows)
         for row in rows:
             if row.cache is not None:
                 if self._pool is not None:

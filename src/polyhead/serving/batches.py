@@ -1,0 +1,64 @@
+"""Rows that are decoded in one call: as many as native code steps together.
+
+Each batch has a cache; all lie in one pool of pages, so rows join and leave by reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from polyhead.caches import ModelCache
+from polyhead.caches.shared_pool import SharedPool
+from polyhead.serving.row import Row
+
+TOGETHER = 8
+"""Tokens of a step that native code computes as a whole; more rows would run as modules."""
+
+
+class Batch:
+    """Rows and their cache."""
+
+    def __init__(self, cache: ModelCache, rows: list[Row]) -> None:
+        self.cache, self.rows = cache, rows
+
+
+class Batches:
+    """The rows that have read their prompts.
+
+    Args:
+        pool: What their caches lie in.
+    """
+
+    def __init__(self, pool: SharedPool) -> None:
+        self._pool, self._batches = pool, list[Batch]()
+
+    def add(self, row: Row) -> None:
+        """Takes a row and its cache."""
+        cache, row.cache = row.cache, None
+        assert cache is not None
+        self._batches.append(Batch(cache, [row]))
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        """Takes rows out, and gives their pages back; those of others do not matter."""
+        for batch in self._batches:
+            left = [place for place, row in enumerate(batch.rows) if row not in rows]
+            if not left:
+                batch.cache.reset()
+            elif len(left) < len(batch.rows):
+                batch.cache.reorder(left)
+            batch.rows = [batch.rows[place] for place in left]
+        self._batches = [batch for batch in self._batches if batch.rows]
+
+    def gathered(self) -> list[Batch]:
+        """All of them, small ones put together."""
+        found: list[Batch] = []
+        for batch in sorted(self._batches, key=lambda each: -len(each.rows)):
+            size = len(batch.rows)
+            into = next((b for b in found if len(b.rows) + size <= TOGETHER), None)
+            if into is None:
+                found.append(batch)
+            else:
+                self._pool.join(into.cache, batch.cache)
+                into.rows += batch.rows
+        self._batches = found
+        return [*found]
