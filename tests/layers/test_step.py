@@ -794,6 +794,50 @@ def test_numbers_of_heads_and_activations_count_at_once(
     assert step(layer, _token(), ph.Causal(), cache) is None
 
 
+@pytest.mark.parametrize("held", [lambda: {"gain": 1.0}, lambda: {"gain": (1.0, None)}])
+def test_an_entry_of_a_dict_that_changes_takes_the_modules(
+    monkeypatch: pytest.MonkeyPatch, held: Callable[[], dict[str, Any]]
+) -> None:
+    """A dict that a class of polyhead's may come to have, which the hooks are not."""
+    layer = _with_attribute(monkeypatch, held)
+    cache = _prompted(layer)
+    assert step(layer, _token(), ph.Causal(), cache.fork()) is not None
+    for change in ({"gain": 2.0}, {"gain": 1.0, "offset": 0.0}, {}):
+        layer.attention.held.clear()
+        layer.attention.held.update(change)
+        for _ in range(2):
+            assert step(layer, _token(), ph.Causal(), cache.fork()) is None
+    layer.attention.held.update(held())
+    assert step(layer, _token(), ph.Causal(), cache.fork()) is not None
+    layer.attention.held = held()
+    assert step(layer, _token(), ph.Causal(), cache.fork()) is not None
+
+
+@pytest.mark.parametrize(
+    "held", [lambda: [1.0], lambda: {1.0}, lambda: {"gains": [1.0]}, lambda: ([1.0],)]
+)
+def test_a_container_whose_changes_guards_miss_takes_the_modules(
+    monkeypatch: pytest.MonkeyPatch, held: Callable[[], Any]
+) -> None:
+    layer = _with_attribute(monkeypatch, held)
+    cache = _prompted(layer)
+    assert step(layer, _token(), ph.Causal(), cache) is None
+    assert cache.lengths == [5]
+
+
+def _with_attribute(monkeypatch: pytest.MonkeyPatch, held: Callable[[], Any]) -> TransformerLayer:
+    """A layer whose attention has the attribute ``held``, as every new one has."""
+    build = MultiHeadAttention._build
+
+    def _build(self: MultiHeadAttention, *arguments: Any) -> None:
+        build(self, *arguments)
+        self.held = held()
+
+    monkeypatch.setattr(MultiHeadAttention, "_build", _build)
+    monkeypatch.setattr(native_layer, "_built", native_layer._built.__wrapped__)
+    return _layer()
+
+
 def test_steps_go_on_from_what_was_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = _layer()
     cache = _prompted(layer, batch=2)

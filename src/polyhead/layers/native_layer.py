@@ -307,7 +307,8 @@ def _as_built(layer: Any, embed_dim: int, part: str) -> None:
         if type(module) is not kind:
             continue  # what replaces a module is read by what it is (``native_export.py``)
         for name, wanted in attributes.items():
-            if not _alike(got := getattr(module, name, None), wanted):
+            got = getattr(module, name, None)
+            if name not in _ASKED_IN_EVERY_STEP and not _same_attribute(got, wanted):
                 raise NotExportableError(
                     f"{name} is {got!s:.80} where its configuration says {wanted!s:.80}",
                     module,
@@ -336,20 +337,41 @@ def _built(
     }
 
 
-def _alike(a: object, b: object) -> bool:
-    """Whether two attributes mean the same; numbers in tensors are read where they lie."""
-    if a is b:
-        return True
+_ASKED_IN_EVERY_STEP = frozenset({"_hooks", "_edits"})
+"""Dicts that need not be empty: ``has_active_hooks`` asks them for each step."""
+
+
+def _same_attribute(a: object, b: object) -> bool:
+    """Whether two attributes of modules mean the same, and guards notice a change of them.
+
+    Guards compare the entries of a dict by identity, so these must be immutable.
+    """
+    if isinstance(a, dict) and type(a) is type(b):
+        return a.keys() == b.keys() and all(_same_value(a[key], b[key]) for key in a)
+    return _same_value(a, b)
+
+
+def _same_value(a: object, b: object) -> bool:
+    """Whether two values mean the same; False for containers that can change in place.
+
+    Numbers in tensors are read where they lie.
+    """
     if type(a) is not type(b):
         return False
     if isinstance(a, RoPE):
         return isinstance(b, RoPE) and a.config == b.config
-    if isinstance(a, Tensor | dict):
+    if isinstance(a, Tensor):
         return True
-    if isinstance(a, Data | int | float | str | tuple) or not hasattr(a, "__dict__"):
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same_value, a, b))
+    if isinstance(a, Data | int | float | str | torch.dtype | None):
         return bool(a == b)
+    if not type(a).__module__.startswith("polyhead.") or not hasattr(a, "__dict__"):
+        return False
     mine, theirs = vars(a), vars(b)
-    return mine.keys() == theirs.keys() and all(_alike(mine[name], theirs[name]) for name in mine)
+    return mine.keys() == theirs.keys() and all(
+        _same_value(mine[name], theirs[name]) for name in mine
+    )
 
 
 def _heads(
