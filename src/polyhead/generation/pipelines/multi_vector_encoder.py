@@ -161,14 +161,9 @@ class MultiVectorEncoder(TextEncoder):
         batch_size: int = 32,
         truncate: bool = True,
     ) -> list[Ranked]:
-        """Documents by their score for a query, the best first.
+        """Documents by their late-interaction score for a query, the best first.
 
-        Args:
-            query: a text.
-            documents: texts.
-            top_k: so many; None: all.
-            batch_size: texts that run at a time.
-            truncate: cut texts that are too long.
+        Arguments are those of ``TextEncoder.rank``; texts that are too long are cut by default.
         """
         made = self.encode_documents(documents, batch_size=batch_size, truncate=truncate)
         asked = self.encode_queries(query, truncate=truncate)
@@ -184,16 +179,11 @@ class MultiVectorEncoder(TextEncoder):
         truncate: bool,
         skipped: frozenset[int] = frozenset(),
     ) -> list[Tensor]:
-        listed = [texts] if isinstance(texts, str) else [*texts]
-        if not listed:
-            raise InputError("texts must hold at least one text: got none")
-        room = length - (marker is not None)
-        encodings = []
-        for i, text in enumerate(listed):
-            whole = text.lower() if self._said.lower_case and isinstance(text, str) else text
-            read = self.encoded(i, whole, room, truncate)
-            before = [] if marker is None else [marker]
-            encodings.append(_Ids([*read.ids[:1], *before, *read.ids[1:]]))
+        before = [] if marker is None else [marker]
+        encodings = [
+            _Ids([*read.ids[:1], *before, *read.ids[1:]])
+            for read in self._read(texts, "", length - len(before), truncate)
+        ]
 
         def vectors(ids: Tensor, lengths: Tensor, **options: Any) -> list[Tensor]:
             if expand:
@@ -210,7 +200,7 @@ class MultiVectorEncoder(TextEncoder):
                 kept &= ids != token
             return [row[keep] for row, keep in zip(made, kept, strict=True)]
 
-        return self._each(encodings, batch_size, vectors)
+        return self.run_batches(encodings, batch_size, vectors)
 
 
 class _Ids:

@@ -18,7 +18,7 @@ from polyhead.generation.pipelines.sentence_vectors import activated
 from polyhead.generation.pipelines.tasks import Function, task_of
 
 if TYPE_CHECKING:
-    from polyhead.generation.pipelines.tasks import Encoder
+    from polyhead.generation.pipelines.encoder_pipeline import EncoderPipeline
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Ranked:
 
 
 def predict(
-    model: Encoder,
+    model: EncoderPipeline,
     encodings: Sequence[Any],
     function: Function | None,
     activation: str | None,

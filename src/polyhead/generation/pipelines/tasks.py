@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,22 +18,10 @@ from polyhead._utils.checks import check_int
 from polyhead.errors import InputError, UnsupportedError, shortened
 
 if TYPE_CHECKING:
-    from polyhead.checkpoints import Tokenizer
     from polyhead.config import TaskHeadConfig, TransformerConfig
+    from polyhead.generation.pipelines.encoder_pipeline import EncoderPipeline, Pair
 
-Pair = tuple[str, str]
 Function = Literal["softmax", "sigmoid", "none"]
-
-
-class Encoder(Protocol):
-    """What tasks need of a ``TextEncoder``."""
-
-    tokenizer: Tokenizer
-
-    @property
-    def config(self) -> TransformerConfig: ...
-    def encoded(self, number: int, text: str | Pair) -> Any: ...
-    def run(self, encodings: Sequence[Any], batch_size: int) -> list[Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -75,7 +63,7 @@ class Span:
 
 
 def classify(
-    model: Encoder,
+    model: EncoderPipeline,
     texts: Sequence[str | Pair],
     function: Function | None,
     batch_size: int,
@@ -96,7 +84,7 @@ def classify(
     return found
 
 
-def fill(model: Encoder, text: str, top_k: int) -> list[Filled]:
+def fill(model: EncoderPipeline, text: str, top_k: int) -> list[Filled]:
     """The likeliest tokens in place of every mask token."""
     top_k = check_int("top_k", top_k, least=1, error=ValueError)
     if model.config.head is None:
@@ -125,7 +113,11 @@ def fill(model: Encoder, text: str, top_k: int) -> list[Filled]:
 
 
 def tag(
-    model: Encoder, texts: Sequence[str], group: bool, ignored: Sequence[str], batch_size: int
+    model: EncoderPipeline,
+    texts: Sequence[str],
+    group: bool,
+    ignored: Sequence[str],
+    batch_size: int,
 ) -> list[list[Span]]:
     """The classes of each text's tokens, or of runs of tokens of a class."""
     task = task_of(model.config, "tag")
@@ -173,7 +165,9 @@ def _kind(label: str) -> str:
     return label.split("-", 1)[-1] if label.startswith(("B-", "I-")) else label
 
 
-def answer(model: Encoder, question: str, context: str, top_k: int, longest: int) -> list[Span]:
+def answer(
+    model: EncoderPipeline, question: str, context: str, top_k: int, longest: int
+) -> list[Span]:
     """The likeliest spans of the context, whole words, the best first.
 
     A span's score is the product of the probabilities of its beginning and its end among the

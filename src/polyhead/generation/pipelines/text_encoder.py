@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from polyhead._utils.checks import check_bool, check_int
+from polyhead._utils.checks import check_bool
 from polyhead.checkpoints.formats.sentence_modules import POOLINGS, SEPARATOR, Sentences
-from polyhead.errors import (
-    ConfigError,
-    ContextLengthError,
-    InputError,
-    UnsupportedError,
-)
+from polyhead.errors import ConfigError, InputError, UnsupportedError
 from polyhead.generation.pipelines import ranking, sentence_vectors, tasks, text_batches
+from polyhead.generation.pipelines.encoder_pipeline import EncoderPipeline, Pair
 from polyhead.generation.pipelines.ranking import Ranked
-from polyhead.generation.pipelines.tasks import Filled, Function, Label, Pair, Span
+from polyhead.generation.pipelines.tasks import Filled, Function, Label, Span
 
 if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
-    from polyhead.config import TransformerConfig
     from polyhead.models import Transformer
 
 
-class TextEncoder(nn.Module):
+class TextEncoder(EncoderPipeline):
     """An encoder with its tokenizer; ``polyhead.load`` returns it.
 
     Args:
@@ -52,7 +47,7 @@ class TextEncoder(nn.Module):
         pooling: str = "mean",
         sentences: Sentences | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(transformer, tokenizer, origin)
         kind = transformer.config.kind
         if kind != "encoder" and not (
             kind == "decoder" and sentences is not None and sentences.modules
@@ -62,9 +57,6 @@ class TextEncoder(nn.Module):
             )
         if transformer.config.embedding.frontend is not None:
             raise ConfigError("a TextEncoder reads text: got an encoder of images or sound")
-        self.transformer = transformer
-        self.tokenizer = tokenizer
-        self.origin = origin
         self.pooling = pooling
         self._said = sentences or Sentences()
         self.steps = sentence_vectors.Steps(self._said.steps)
@@ -78,20 +70,6 @@ class TextEncoder(nn.Module):
         steps, length = self.steps.said(), self.max_length
         most = None if length == self.config.max_positions else length
         return replace(self._said, steps=steps, max_length=most, prompts=dict(self.prompts))
-
-    @property
-    def config(self) -> TransformerConfig:
-        return self.transformer.config
-
-    def forward(self, ids: Tensor, **options: Any) -> Tensor:
-        """The output of ``Transformer`` for ``ids [B, T]``; takes its options.
-
-        Returns:
-            Hidden states ``[B, T, E]`` of a body alone, logits ``[B, T, W]`` with a head of masked
-            tokens, classes ``[B, C]`` or ``[B, T, C]`` with a head of classes.
-        """
-        made: Tensor = self.transformer(ids, **options)
-        return made
 
     @property
     def _gives_vectors(self) -> bool:
@@ -144,14 +122,14 @@ class TextEncoder(nn.Module):
         check_bool("truncate", truncate)
         before = self._prompt(prompt)
         skipped = 0 if self._said.include_prompt else self._prompt_tokens(before)
-        tokens = self._read(texts, before, truncate)
+        tokens = self._read(texts, before, self.max_length, truncate)
 
         def vectors(ids: Tensor, lengths: Tensor, **options: Any) -> Tensor:
             pooled = self._pooled(ids, lengths, skipped, **options)
             made: Tensor = self.steps(pooled, normalize)
             return made
 
-        return torch.stack([*self._each(tokens, batch_size, vectors)])
+        return torch.stack(self.run_batches(tokens, batch_size, vectors))
 
     def similarity(self, a: Tensor, b: Tensor) -> Tensor:
         """How alike vectors of ``encode`` are, by the measure that the model's files name.
@@ -165,8 +143,10 @@ class TextEncoder(nn.Module):
         """
         return sentence_vectors.similarity(a, b, self._said.similarity)
 
-    def _read(self, texts: str | Sequence[str], before: str, truncate: bool) -> list[Any]:
-        """The tokenizer's encodings of texts behind a prompt, as the files treat them."""
+    def _read(
+        self, texts: str | Sequence[str], before: str, most: int, truncate: bool
+    ) -> list[Any]:
+        """The tokenizer's encodings of texts after a prompt, lower-cased if the files say so."""
         listed = text_batches.listed([texts] if isinstance(texts, str) else texts)
         made = []
         for number, text in enumerate(listed):
@@ -174,7 +154,7 @@ class TextEncoder(nn.Module):
                 raise InputError(f"text {number} is empty: give at least one character")
             whole = before + text
             whole = whole.lower() if self._said.lower_case else whole
-            made.append(self.encoded(number, whole, self.max_length, truncate))
+            made.append(self.encoded(number, whole, most, truncate))
         return made
 
     def _prompt(self, prompt: str | None) -> str:
@@ -369,66 +349,6 @@ class TextEncoder(nn.Module):
         """
         return tasks.answer(self, question, context, top_k, longest)
 
-    def encoded(
-        self, number: int, text: str | Pair, most: int | None = None, truncate: bool = False
-    ) -> Any:
-        """A text or two as the tokenizer's encoding.
-
-        Args:
-            number: number of the text, for messages.
-            text: The text, or a pair of texts.
-            most: Most tokens; None: the model's context.
-            truncate: Cut what is longer.
-
-        Raises:
-            InputError: it is empty, or no text.
-            ContextLengthError: it is longer than ``most``.
-        """
-        parts = text if isinstance(text, tuple | list) else (text,)
-        if len(parts) not in (1, 2) or not all(parts):
-            raise InputError(f"text {number} is empty: give at least one character")
-        encoding = self.tokenizer.encoding(*parts)
-        limit = self.config.max_positions if most is None else most
-        if len(encoding.ids) <= limit:
-            return encoding
-        if truncate:
-            return self.tokenizer.shortened(limit, *parts)
-        context = limit == self.config.max_positions
-        reason = f"the model's context holds {limit:,}" if context else f"max_length is {limit:,}"
-        way = "" if most is None else ": shorten it, or give truncate=True"
-        raise ContextLengthError(f"text {number} has {len(encoding.ids):,} tokens, {reason}{way}")
-
-    def run(self, encodings: Sequence[Any], batch_size: int) -> list[Tensor]:
-        """What the model gives for each text, on the CPU: ``[C]``, or for each of its tokens."""
-
-        def outputs(ids: Tensor, lengths: Tensor, **options: Any) -> list[Tensor]:
-            made: Tensor = self.transformer(ids, **options)
-            if made.ndim == 2:
-                return [*made]
-            return [row[:length] for row, length in zip(made, lengths.tolist(), strict=True)]
-
-        return self._each(encodings, batch_size, outputs)
-
-    def _each(
-        self, encodings: Sequence[Any], batch_size: int, outputs: Callable[..., Iterable[Tensor]]
-    ) -> list[Tensor]:
-        """A tensor for each text, in their order; those of similar length run together."""
-        batch_size = check_int("batch_size", batch_size, least=1, error=ValueError)
-        order = sorted(range(len(encodings)), key=lambda i: len(encodings[i].ids))
-        found: dict[int, Tensor] = {}
-        training = self.training
-        self.eval()
-        try:
-            for start in range(0, len(order), batch_size):
-                batch = order[start : start + batch_size]
-                made = outputs(
-                    **text_batches.padded(self.transformer, [encodings[i] for i in batch])
-                )
-                found |= {i: each.cpu() for i, each in zip(batch, made, strict=True)}
-        finally:
-            self.train(training)
-        return [found[i] for i in range(len(encodings))]
-
     def _pooled(self, ids: Tensor, lengths: Tensor, skipped: int, **options: Any) -> Tensor:
         """``[B, E]`` float32, padding left out."""
         if self._gives_vectors:
@@ -436,6 +356,3 @@ class TextEncoder(nn.Module):
             return vectors.float()
         hidden: Tensor = self.transformer.hidden_states(ids, **options).float()
         return sentence_vectors.pool(hidden, lengths, self.pooling, skipped)
-
-    def extra_repr(self) -> str:
-        return self.origin
