@@ -11,30 +11,25 @@ E embed size.
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor, nn
 
-from polyhead._utils.checks import check_bool, check_probability
+from polyhead._utils.checks import check_bool
 from polyhead.caches import KeyValueCache
 from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
 from polyhead.errors import ConfigError
 from polyhead.layers import fused
 from polyhead.layers.attention_parts import (
     alibi_of,
-    build_qk_norm,
     check_cache,
-    check_sizes,
     default_head_dim,
     ragged_positions,
-    scale_by_temperature,
 )
 from polyhead.layers.handed import Handed
+from polyhead.layers.head_projections import HeadProjections
 from polyhead.layers.hooks import Hooked
-from polyhead.layers.linear import fused_linear, linear
-from polyhead.layers.norms import build_norm
+from polyhead.layers.linear import linear
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import Bias, Causal, Chunk, DenseSource, KeyValueSource, Mask, Window
@@ -43,7 +38,7 @@ from polyhead.semantics.argument_hints import other_names, refuse
 Context = Tensor | tuple[Tensor, Tensor]
 
 
-class MultiHeadAttention(Hooked):
+class MultiHeadAttention(HeadProjections):
     """Projects to queries, keys and values, attends, projects back.
 
     ``from_config`` has more options than this constructor: separate biases, ``scale``, ``sinks``,
@@ -76,26 +71,6 @@ class MultiHeadAttention(Hooked):
     """
 
     config_class: ClassVar[type[AttentionConfig]] = AttentionConfig
-    _fixed = frozenset(
-        [
-            "config",
-            "embed_dim",
-            "kdim",
-            "vdim",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "v_head_dim",
-            "qk_norm_place",
-        ]
-    )
-
-    sinks: nn.Parameter | None
-    k_proj: nn.Linear
-    v_proj: nn.Linear
-    q_norm: nn.Module
-    k_norm: nn.Module
-    v_norm: nn.Module
 
     @other_names
     def __init__(
@@ -165,55 +140,18 @@ class MultiHeadAttention(Hooked):
         vdim: int | None,
         rope: RoPE | None,
     ) -> None:
-        check_sizes(embed_dim=embed_dim, kdim=kdim, vdim=vdim)
-        check_probability("dropout", config.dropout, error=ConfigError)
-        if rope is not None and rope.config != config.rope:
-            raise ConfigError(f"rope must be built from config.rope={config.rope}: got {rope}")
-        H, G, D = config.num_heads, config.num_kv_heads, config.head_dim
-        V = D if config.v_head_dim is None else config.v_head_dim
-        self.config = config
-        self.embed_dim = embed_dim
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
-        self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim = H, G, D, V
-        self.scale = 1.0 / math.sqrt(D) if config.scale is None else config.scale
-        self.softcap, self.dropout = config.softcap, config.dropout
-
-        self.q_proj = nn.Linear(embed_dim, H * D, bias=config.qkv_bias)
-        if config.makes_keys:
-            self.k_proj = nn.Linear(self.kdim, G * D, bias=config.has_k_bias)
-            if not config.values_from_keys:
-                self.v_proj = nn.Linear(self.vdim, G * V, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(H * V, embed_dim, bias=config.out_bias)
-        self.register_parameter("sinks", nn.Parameter(torch.zeros(H)) if config.sinks else None)
-        self.qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
-        if config.qk_norm is not None:
-            self.q_norm = build_qk_norm(H, D, config.qk_norm)
-            if config.makes_keys:
-                self.k_norm = build_qk_norm(G, D, config.qk_norm)
-        if config.v_norm is not None and config.makes_keys:
-            self.v_norm = build_norm(V, config.v_norm)
-        self.rope = rope
-        if rope is None and config.rope is not None:
-            self.rope = RoPE.from_config(config.rope, D)
-        # If queries and keys are treated alike, one rotation turns both.
-        self._rotates_together = (
-            self.rope is not None
-            and config.makes_keys
-            and not config.values_from_keys
-            and config.qk_norm is None
-            and config.query_temperature is None
-        )
-
+        super()._build(embed_dim, config, kdim, vdim, rope)
         self._window: Mask | None = None
         if config.window is not None:
             self._window = Window(config.window, config.window_ahead)
         elif config.chunk is not None:
             self._window = Chunk(config.chunk)
         self._causal_window = None if self._window is None else Causal() & self._window
-        self._alibi = None if config.alibi is None else alibi_of(H, config.alibi)
-        self._clip, self._temperature = config.qkv_clip, config.query_temperature
-        self._value_scale = config.value_scale
+        self._alibi = None if config.alibi is None else alibi_of(self.num_heads, config.alibi)
+        self._add_modules()
+
+    def _add_modules(self) -> None:
+        """Makes the parameters that only a subclass has, after all others."""
 
     def reset_parameters(self) -> None:
         """Sets the sinks to 0, as at first. Projections and norms stay."""
@@ -355,66 +293,6 @@ class MultiHeadAttention(Hooked):
             return q, DenseSource(k, v, positions)
         q, k, v = self._project(x, cache.length if positions is None else positions)
         return q, cache.append(k, v, positions)
-
-    def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q ``[B, H, T, D]``, k ``[B, G, T, D]``, v ``[B, G, T, V]`` of self-attention."""
-        H, G, D = self.num_heads, self.num_kv_heads, self.head_dim
-        modules = self._modules  # faster than attributes, which nn.Module looks up here
-        if self.config.values_from_keys:
-            q, k = fused.linears(x, modules["q_proj"], modules["k_proj"])
-            return (
-                self._queries(q, positions),
-                self._placed(k, G, "k_norm", positions),
-                self._values(k),
-            )
-        projections = modules["q_proj"], modules["k_proj"], modules["v_proj"]
-        joined = fused_linear(x, *projections) if self._rotates_together else None
-        if joined is not None:
-            # Queries and keys are neighbours in memory: one rotation turns both.
-            qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
-            v = self._values(joined[..., (H + G) * D :])
-            return qk[:, :H], qk[:, H:], v
-        q, k, v = fused.linears(x, *projections)
-        return (
-            self._queries(q, positions),
-            self._placed(k, G, "k_norm", positions),
-            self._values(v),
-        )
-
-    def _queries(self, projected: Tensor, positions: int | Tensor) -> Tensor:
-        """``[B, T, H · D]`` as ``[B, H, T, D]``, as scores take them."""
-        q = self._placed(projected, self.num_heads, "q_norm", positions)
-        if self._temperature is not None:
-            q = scale_by_temperature(q, positions, self._temperature)
-        return q
-
-    def _values(self, projected: Tensor) -> Tensor:
-        """``[B, T, G · V]`` as ``[B, G, T, V]``."""
-        if self._clip is not None:
-            projected = projected.clamp(-self._clip, self._clip)
-        if self._value_scale != 1.0:
-            projected = projected * self._value_scale
-        B, T, _ = projected.shape
-        values = projected.view(B, T, self.num_kv_heads, self.v_head_dim)
-        if self.config.v_norm is not None:
-            values = self.v_norm(values)
-        return values.transpose(1, 2)
-
-    def _placed(self, projected: Tensor, heads: int, norm: str, positions: int | Tensor) -> Tensor:
-        """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalized and rotated."""
-        place = self.qk_norm_place
-        if place == "full_width":
-            projected = getattr(self, norm)(projected)
-        if self._clip is not None:
-            projected = projected.clamp(-self._clip, self._clip)
-        x = projected.view(*projected.shape[:2], heads, self.head_dim)
-        if place == "before_rope":
-            x = getattr(self, norm)(x)
-        if self.rope is not None:
-            x = self.rope.apply(x, positions, head_axis=2)
-        if place == "after_rope":
-            x = getattr(self, norm)(x)
-        return x.transpose(1, 2)
 
     def _cross_attention(
         self,

@@ -26,7 +26,6 @@ from polyhead.caches import KeyValueCache
 from polyhead.config import AttentionConfig, DifferentialAttentionConfig
 from polyhead.layers.attention import Context, MultiHeadAttention
 from polyhead.layers.norms import normalize
-from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import KeyValueSource
 
@@ -49,15 +48,7 @@ class DifferentialAttention(MultiHeadAttention):
     lambda_q2: nn.Parameter
     lambda_k2: nn.Parameter
 
-    def _build(
-        self,
-        embed_dim: int,
-        config: AttentionConfig,
-        kdim: int | None,
-        vdim: int | None,
-        rope: RoPE | None,
-    ) -> None:
-        super()._build(embed_dim, config, kdim, vdim, rope)
+    def _add_modules(self) -> None:
         for name in ("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2"):
             self.register_parameter(name, nn.Parameter(torch.empty(self.head_dim)))
         self.reset_parameters()

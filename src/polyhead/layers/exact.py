@@ -19,7 +19,9 @@ from torch import nn
 from polyhead.config import Data
 
 _T = TypeVar("_T")
-_NEVER_IN_A_CALL = {"__init__", "_build", "extra_repr", "from_config", "reset_parameters"}
+_NEVER_IN_A_CALL = {
+    "__init__", "_add_modules", "_build", "extra_repr", "from_config", "reset_parameters",
+}  # fmt: skip
 _CALL = nn.Module.__call__
 _OF_CALLS = {
     "__call__", "_wrapped_call_impl", "_call_impl", "__getattr__", "__getattribute__", "forward",

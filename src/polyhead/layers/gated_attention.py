@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from polyhead.config import AttentionConfig, GatedAttentionConfig
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.linear import linear
-from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 
 
@@ -33,25 +32,17 @@ class GatedAttention(MultiHeadAttention):
 
     gate_bias: nn.Parameter | None
     config_class: ClassVar[type[AttentionConfig]] = GatedAttentionConfig
+    config: GatedAttentionConfig
 
-    def _build(
-        self,
-        embed_dim: int,
-        config: AttentionConfig,
-        kdim: int | None,
-        vdim: int | None,
-        rope: RoPE | None,
-    ) -> None:
-        super()._build(embed_dim, config, kdim, vdim, rope)
-        assert isinstance(config, GatedAttentionConfig)
+    def _add_modules(self) -> None:
+        config = self.config
         gates = self.num_heads * config.gate_dim
-        self.gate_proj = nn.Linear(embed_dim, gates, bias=config.has_gate_bias)
+        self.gate_proj = nn.Linear(self.embed_dim, gates, bias=config.has_gate_bias)
         of_heads = config.gate_bias == "head"
         bias = nn.Parameter(torch.zeros(self.num_heads)) if of_heads else None
         self.register_parameter("gate_bias", bias)
 
     def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
-        assert isinstance(self.config, GatedAttentionConfig)
         gate = linear(x, self.gate_proj).view(*x.shape[:2], self.num_heads, -1)
         if self.gate_bias is not None:
             gate = gate + self.gate_bias[:, None]

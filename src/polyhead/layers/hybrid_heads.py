@@ -19,7 +19,6 @@ from polyhead.errors import UnsupportedError
 from polyhead.layers.attention import Context, MultiHeadAttention
 from polyhead.layers.attention_parts import check_layer_cache, ragged_positions
 from polyhead.layers.mamba2 import Mamba2
-from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import Bias, Mask
 
@@ -31,18 +30,10 @@ class HybridHeads(MultiHeadAttention):
     """
 
     config_class: ClassVar[type[AttentionConfig]] = HybridHeadsConfig
+    config: HybridHeadsConfig
 
-    def _build(
-        self,
-        embed_dim: int,
-        config: AttentionConfig,
-        kdim: int | None,
-        vdim: int | None,
-        rope: RoPE | None,
-    ) -> None:
-        super()._build(embed_dim, config, kdim, vdim, rope)
-        assert isinstance(config, HybridHeadsConfig)
-        self.mamba = Mamba2.from_config(embed_dim, config.mamba)
+    def _add_modules(self) -> None:
+        self.mamba = Mamba2.from_config(self.embed_dim, self.config.mamba)
 
     def forward(
         self,
@@ -78,7 +69,7 @@ class HybridHeads(MultiHeadAttention):
         """
         if context is not None or context_positions is not None:
             raise UnsupportedError("a layer with a state takes no context: got a context")
-        config: Any = self.config
+        config = self.config
         (read, given), (mamba_read, mamba_given) = config.attention_scales, config.mamba_scales
         known: dict[str, Any] = {"mask": mask, "positions": positions}
         if cache is None:

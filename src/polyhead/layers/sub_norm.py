@@ -25,7 +25,6 @@ from polyhead.layers import fused
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feed_forward import FeedForward, Form
 from polyhead.layers.norms import build_norm
-from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 
 
@@ -35,15 +34,7 @@ class SubNormAttention(MultiHeadAttention):
     config_class: ClassVar[type[AttentionConfig]] = SubNormAttentionConfig
     config: SubNormAttentionConfig
 
-    def _build(
-        self,
-        embed_dim: int,
-        config: AttentionConfig,
-        kdim: int | None,
-        vdim: int | None,
-        rope: RoPE | None,
-    ) -> None:
-        super()._build(embed_dim, config, kdim, vdim, rope)
+    def _add_modules(self) -> None:
         self.out_norm = build_norm(self.num_heads * self.v_head_dim, self.config.out_norm)
 
     def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
