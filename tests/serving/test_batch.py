@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from served_tiny import models_of, tiny_decoder
+from served_tiny import models_of
 
 import polyhead as ph
 from polyhead.errors import InputError
@@ -16,11 +16,6 @@ from polyhead.serving.http.api import Api
 from polyhead.serving.http.batch import answered, read_batch, run_batch
 
 PROMPTS = [f"text {number}" for number in range(7)]
-
-
-@pytest.fixture(scope="module")
-def model() -> ph.LanguageModel:
-    return tiny_decoder()
 
 
 def line(name: str, url: str = "/v1/completions", **body: Any) -> str:

@@ -6,17 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from served_tiny import listening, models_of, tiny_decoder, tiny_encoder
+from served_tiny import listening, models_of, tiny_encoder
 
 import polyhead as ph
 
 openai = pytest.importorskip("openai")
 MESSAGES = [{"role": "user", "content": "Say something"}]
-
-
-@pytest.fixture(scope="module")
-def model() -> ph.LanguageModel:
-    return tiny_decoder()
 
 
 @pytest.fixture(scope="module")

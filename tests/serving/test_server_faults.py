@@ -15,18 +15,13 @@ from typing import Any
 
 import pytest
 import uvicorn
-from served_tiny import listening, models_of, post, tiny_decoder
+from served_tiny import listening, models_of, post
 
 import polyhead as ph
 from polyhead.serving.http import body, connections
 from polyhead.serving.http.served import Models, Worker
 
 TEXTS = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def model() -> ph.LanguageModel:
-    return tiny_decoder()
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
-from served_tiny import CONTEXT, asking, models_of, tiny_decoder
+from served_tiny import CONTEXT, asking, models_of
 from starlette.testclient import TestClient
 
 import polyhead as ph
@@ -21,17 +20,6 @@ from polyhead.serving.http.server import check_reach, checked_keys
 ROOT = Path(__file__).parents[2]
 CHATS, TEXTS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "a"}]
-
-
-@pytest.fixture(scope="module")
-def model() -> ph.LanguageModel:
-    return tiny_decoder()
-
-
-@pytest.fixture(scope="module")
-def client(model: ph.LanguageModel) -> Iterator[TestClient]:
-    with asking(models_of(model)) as found:
-        yield found
 
 
 def chat(**body: Any) -> tuple[str, dict[str, Any]]:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from served_tiny import CONTEXT, asking, events_of, models_of, tiny_decoder
+from served_tiny import CONTEXT, events_of
 from starlette.testclient import TestClient
 
 import polyhead as ph
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Say something, 猫"}]
-
-
-@pytest.fixture(scope="module")
-def model() -> ph.LanguageModel:
-    return tiny_decoder()
-
-
-@pytest.fixture(scope="module")
-def client(model: ph.LanguageModel) -> Iterator[TestClient]:
-    with asking(models_of(model)) as found:
-        yield found
 
 
 def ask(client: TestClient, path: str, **body: Any) -> Any:
