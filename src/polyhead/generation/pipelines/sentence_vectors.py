@@ -76,8 +76,8 @@ class Dense(nn.Module):
         return files.Dense(self.weight, self.bias, self.activation, self.residual, self.projection)
 
 
-class Steps(nn.Module):
-    """What vectors pass through behind the pooling.
+class PostPooling(nn.Module):
+    """Dense layers and normalizations that sentence-transformers applies after pooling.
 
     Args:
         said: from the model's files.

@@ -32,7 +32,7 @@ class TextEncoder(EncoderPipeline):
         pooling: what ``encode`` makes of a text's hidden states: their ``"mean"``, ``"max"``,
             ``"mean_sqrt_len"`` or ``"weighted_mean"``, the ``"first"`` or the ``"last"``; several
             joined by ``"+"`` stand side by side. ``load`` takes it from the model's files.
-        sentences: what the files of sentence-transformers say beside it: layers behind the
+        sentences: what the files of sentence-transformers say beside it: layers after the
             pooling, prompts, lengths, the similarity. ``load`` reads it.
 
     Raises:
@@ -59,7 +59,7 @@ class TextEncoder(EncoderPipeline):
             raise ConfigError("a TextEncoder reads text: got an encoder of images or sound")
         self.pooling = pooling
         self._said = sentences or Sentences()
-        self.steps = sentence_vectors.Steps(self._said.steps)
+        self.steps = sentence_vectors.PostPooling(self._said.steps)
         length = self._said.max_length
         self.max_length = min(length or transformer.config.max_positions, self.config.max_positions)
         self.prompts = dict(self._said.prompts)
@@ -166,7 +166,7 @@ class TextEncoder(EncoderPipeline):
         return self.prompts.get(prompt, prompt)
 
     def _prompt_tokens(self, prompt: str) -> int:
-        """Tokens of a prompt with what stands before it."""
+        """Number of a prompt's tokens, special tokens before it included."""
         if not prompt:
             return 0
         encoding = self.tokenizer.encoding(prompt)
