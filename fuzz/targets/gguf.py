@@ -148,7 +148,7 @@ def case(random: Random) -> None:
             metadata[random.choice([*metadata])] = storable(random, mutation.value(random))
         content = write(architecture, metadata)
     path.write_bytes(content)
-    loaded = load_checkpoint(path, cache=False)
+    loaded = load_checkpoint(path)
     with torch.no_grad():
         loaded.model(torch.tensor([[0, 3, 5]]))
     assert loaded.tokenizer.decode(loaded.tokenizer.encode("ab")) == "ab"

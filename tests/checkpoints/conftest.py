@@ -55,7 +55,7 @@ def gemma_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def gemma(gemma_file: Path) -> Checkpoint:
-    return load_checkpoint(gemma_file, cache=False)
+    return load_checkpoint(gemma_file)
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +91,7 @@ def _oracle(file: Path) -> Any:
 
 @pytest.fixture(scope="session")
 def smollm2(smollm2_file: Path) -> Checkpoint:
-    return load_checkpoint("smollm2", cache=False)
+    return load_checkpoint("smollm2")
 
 
 @pytest.fixture(scope="session")

@@ -102,7 +102,7 @@ def test_random_damage_is_never_a_crash(seed: int, gguf_file: Path, tmp_path: Pa
     value = bytes(torch.randint(0, 256, (4,), generator=generator, dtype=torch.uint8).tolist())
     path = damaged(tmp_path / "bad.gguf", gguf_file, at=at, value=value)
     with contextlib.suppress(PolyheadError):
-        load_checkpoint(path, cache=False)
+        load_checkpoint(path)
 
 
 HEAD_SIZES = ("attention__key_length", "attention__value_length", "rope__dimension_count")
@@ -124,7 +124,7 @@ def test_gguf_sizes_that_its_tensors_have_not_are_refused_at_once(
     path = write_gguf(tmp_path / "big.gguf", DECODERS["llama, GQA"].build(), **settings)
     began = time.process_time()
     with pytest.raises(PolyheadError, match=rf"big\.gguf.*{words}"):
-        load_checkpoint(path, cache=False)
+        load_checkpoint(path)
     assert time.process_time() - began < 2
 
 

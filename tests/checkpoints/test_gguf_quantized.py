@@ -56,7 +56,7 @@ def test_a_quantised_file_stays_as_it_is(
 ) -> None:
     tiny = Tiny("Llama", {**SIZES, **options})
     path = write_gguf(tmp_path / "tiny.gguf", tiny.build(), kind=kind)
-    kept, unpacked = load_checkpoint(path, None), load_checkpoint(path, cache=False)
+    kept, unpacked = load_checkpoint(path, None), load_checkpoint(path)
     model, ids = kept.model, tiny.ids()
     parts = [part for part in model.modules() if isinstance(part, QuantizedMatrix)]
     assert len(parts) == 3 * 7 + 1 + (not options["tie_word_embeddings"])
@@ -119,8 +119,7 @@ def test_what_is_pruned_is_unpacked(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "tiny.gguf", tiny.build(), kind=Kind.Q8_0)
     heads = {0: [0, 1, 2]}
     kept, unpacked = (
-        ph.prune(load_checkpoint(path, each, cache=False).model, heads)
-        for each in (None, torch.float32)
+        ph.prune(load_checkpoint(path, each).model, heads) for each in (None, torch.float32)
     )
     assert not any(isinstance(part, QuantizedMatrix) for part in kept.modules())
     assert torch.equal(kept(tiny.ids()), unpacked(tiny.ids()))

@@ -129,7 +129,7 @@ def test_gguf_files_equal_the_directory(spare: dict[str, int], tmp_path: Path) -
         attention__sliding_window=9,
         **{key.replace(".", "__"): value for key, value in spare.items()},
     )
-    ours, directory = load_checkpoint(path, cache=False), load_checkpoint(tmp_path)
+    ours, directory = load_checkpoint(path), load_checkpoint(tmp_path)
     assert ours.config.layers == directory.config.layers
     ids = tiny.ids()
     assert (ours.model(ids) - theirs(ids).logits).abs().max() < 1e-4

@@ -231,7 +231,7 @@ def check_gguf(case: Case, gguf: GgufCase, folder: Path) -> None:
     """A GGUF file is the model that it was written from."""
     theirs = case.build(gguf.options or {})
     path = write(folder / "tiny.gguf", gguf, theirs)
-    ours = load_checkpoint(path, cache=False)
+    ours = load_checkpoint(path)
     KINDS[ours.config.kind](case, theirs, ours)
     if gguf is case.gguf and gguf.kind == "gpt2":
         _same_as_converter(path, written=gguf.written)

@@ -6,6 +6,7 @@ logits = checkpoint.model(torch.tensor([ids]))
 """
 
 from polyhead.checkpoints.attached import Adapter, attach_adapter
+from polyhead.checkpoints.cached_files import CachedFile, cache_directory, cached_files
 from polyhead.checkpoints.catalogue import (
     Availability,
     KnownModel,
@@ -13,7 +14,6 @@ from polyhead.checkpoints.catalogue import (
     available,
     find,
 )
-from polyhead.checkpoints.converted import cache_directory
 from polyhead.checkpoints.formats.parts import Progress
 from polyhead.checkpoints.load import Checkpoint, load_checkpoint
 from polyhead.checkpoints.save import save_checkpoint
@@ -23,6 +23,7 @@ from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
 __all__ = [
     "Adapter",
     "Availability",
+    "CachedFile",
     "Checkpoint",
     "KnownModel",
     "Progress",
@@ -32,6 +33,7 @@ __all__ = [
     "attach_adapter",
     "available",
     "cache_directory",
+    "cached_files",
     "find",
     "load_checkpoint",
     "save_checkpoint",

@@ -15,7 +15,6 @@ from torch.overrides import TorchFunctionMode
 from polyhead._utils.paths import kind_of
 from polyhead.checkpoints import adapters
 from polyhead.checkpoints.catalogue import find
-from polyhead.checkpoints.converted import read_copy, write_copy
 from polyhead.checkpoints.formats.ctranslate2 import read_ctranslate2
 from polyhead.checkpoints.formats.gguf import read_gguf
 from polyhead.checkpoints.formats.hugging_face import read_directory
@@ -97,7 +96,6 @@ def load_checkpoint(
     source: str | os.PathLike[str],
     dtype: torch.dtype | Literal["auto"] | None = torch.float32,
     progress: Progress | None = None,
-    cache: bool = True,
     device: torch.device | str = "cpu",
     adapter: str | os.PathLike[str] | None = None,
     family: str | None = None,
@@ -113,8 +111,6 @@ def load_checkpoint(
             but those of 16 bits beside quantized ones in a directory stay too.
         progress: called as ``progress(step, done, total)`` while a GGUF file or a
             CTranslate2 directory is read.
-        cache: keep a converted copy of a GGUF file in the user's cache directory, and use the one
-            that is there. Hugging Face directories need none: their tensors are memory-mapped.
         device: where the weights go, one tensor after the other.
         adapter: the directory of a LoRA adapter (PEFT), merged into the weights. Given as
             ``source``, the base is the one that it names.
@@ -143,10 +139,8 @@ def load_checkpoint(
     if family is not None and resolved.format != "hugging_face":
         raise ValueError(f"family is for a Hugging Face directory: got {source}")
     keep = dtype is None and where.type == "cpu"
-    if resolved.format == "gguf" and keep:
-        parts = read_gguf(resolved.path, progress or no_progress, keep=True)
-    elif resolved.format == "gguf":
-        parts = _gguf(resolved.path, progress or no_progress, cache)
+    if resolved.format == "gguf":
+        parts = read_gguf(resolved.path, progress or no_progress, keep=keep)
     elif resolved.format == "ctranslate2":
         parts = read_ctranslate2(resolved.path, progress or no_progress)
     else:
@@ -279,17 +273,6 @@ class _Unfilled(TorchFunctionMode):
         if getattr(func, "__module__", None) == "torch.nn.init":
             return args[0] if args else kwargs["tensor"]
         return func(*args, **(kwargs or {}))
-
-
-def _gguf(path: Path, progress: Progress, cache: bool) -> Parts:
-    parts = read_copy(path) if cache else None
-    if parts is None:
-        parts = read_gguf(path, progress)
-        if cache:
-            progress("keeping a converted copy", 0, 1)
-            write_copy(path, parts)
-            progress("keeping a converted copy", 1, 1)
-    return parts
 
 
 def _check_layers(parts: Parts, where: Path) -> None:

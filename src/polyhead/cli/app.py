@@ -32,6 +32,7 @@ VERBS = {
     "serve": "serve",
     "batch": "batch",
     "doctor": "doctor",
+    "cache": "cache",
     "compare": "compare",
 }
 """Verbs in the order of the help, and the module of ``polyhead.cli`` that holds each."""
@@ -51,8 +52,8 @@ def command(verbs: Collection[str] = tuple(VERBS)) -> Any:
     app.callback()(_root)
     for verb in verbs:
         module = import_module(f"polyhead.cli.{VERBS[verb]}")
-        if verb == "compare":
-            inner = module.compare_app
+        inner = getattr(module, f"{verb}_app", None)
+        if inner is not None:
             for info in (inner.registered_callback, *inner.registered_commands):
                 info.help = _reflowed(info.callback.__doc__)
             app.add_typer(inner, name=verb)
