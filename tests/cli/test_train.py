@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 from process import Run
 
 import polyhead as ph
+from polyhead.cli import main
+from polyhead.cli.train import _progress_line as progress_line
+from polyhead.training.recipe import Recipe
 
 RECIPE = """
 [model]
@@ -67,8 +72,10 @@ def test_a_recipe_is_trained_saved_and_resumed_with_the_same_losses(run: Run, fo
     assert whole.code == 0, whole.err
     for words in ("of 4 held out", "6 steps", "polyhead translate 'abc' --model tiny"):
         assert words in whole.out
-    for words in ("tiny: ", "45 pairs, 4 held out", "step 3  loss", "held out"):
+    for words in ("tiny: ", "45 pairs, 4 held out, 6 steps", "step 3  loss", "held out"):
         assert words in whole.err
+    further = "polyhead train tiny.toml --out tiny --resume --set schedule.steps=12"
+    assert f"to train it further: {further}" in whole.out
     model = ph.load(folder / "tiny", expect=ph.TextToText)
     assert model.config.layers[0].norm_placement == "post"
     ElementTree.parse(folder / "tiny" / "curves.svg")
@@ -80,9 +87,39 @@ def test_a_recipe_is_trained_saved_and_resumed_with_the_same_losses(run: Run, fo
     run("train", "tiny.toml", "--out", "part").refused(2, "part holds the state", "--resume")
     on = run("train", "tiny.toml", "--out", "part", "--resume")
     assert on.code == 0, on.err
-    assert "going on after step 4" in on.err
+    assert "6 steps, going on after step 4" in on.err
     assert [step for step, _ in _losses(folder / "part")] == [1, 2, 3, 4, 5, 6]
     assert _losses(folder / "part") == _losses(folder / "tiny")
+
+
+def test_a_line_says_how_far_a_run_is_and_how_long_it_still_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("polyhead.cli.train._FIRST_SECONDS", 0)
+    monkeypatch.setattr("polyhead.cli.train._LINE_SECONDS", 0)
+    monkeypatch.setattr(
+        "polyhead.cli.train._progress_line", lambda job, step, *rest: f"at {step.number}"
+    )
+    monkeypatch.chdir(folder)
+    assert main(["train", "tiny.toml", "--set", "report.align="]) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("at ")]
+    assert lines == [f"at {number}" for number in range(1, 6)]
+    run = SimpleNamespace(seconds=30.0)
+    for steps, progress, said in (
+        (1000, 0.25, "step 7 of 1,000  loss 1.500  2,000 tokens/s  about 1 min 30 s left"),
+        (None, 0.5, "step 7  loss 1.500  2,000 tokens/s  about 30 s left"),
+        (None, 0.005, "step 7  loss 1.500  2,000 tokens/s  about 1 h 39 min left"),
+    ):
+        recipe = SimpleNamespace(schedule=SimpleNamespace(steps=steps))
+        job: Any = SimpleNamespace(run=run, recipe=recipe)
+        step: Any = SimpleNamespace(number=7, progress=progress)
+        assert progress_line(job, step, 1.5, 2000) == said
+
+
+def test_the_recipe_for_numbers_ends_by_steps_alone() -> None:
+    schedule = Recipe.read("translate-numbers").schedule
+    assert schedule.steps
+    assert (schedule.minutes, schedule.tokens) == (None, None)
 
 
 def test_what_a_recipe_cannot_say_is_refused(run: Run, folder: Path) -> None:

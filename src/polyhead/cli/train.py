@@ -14,10 +14,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from polyhead.training.job import Job
+    from polyhead.training.recipe import Recipe
     from polyhead.training.run import Step
 
 _SMOOTH = 0.95
-"""Smoothing of the loss in the progress bar: the weight of earlier losses."""
+"""Smoothing of loss and speed in the progress line: the weight of earlier ones."""
+
+_LINE_SECONDS = 30
+"""Between two lines of progress, where no terminal shows a bar; the first comes sooner."""
+_FIRST_SECONDS = 5
 
 
 def train(
@@ -34,7 +39,10 @@ def train(
     resume: Annotated[
         bool, typer.Option("--resume", help="Continue from the state in DIR, with the same losses.")
     ] = False,
-    minutes: Annotated[float | None, typer.Option(help="Stop after this many minutes.")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="Stop after this many minutes, if the recipe's own limit comes later."),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Seed of weights, order of data and dropout.")
     ] = None,
@@ -49,8 +57,9 @@ def train(
 ) -> None:
     """Train a model from a recipe: a decoder on text files, or an encoder-decoder on pairs.
 
-    Ctrl-C saves the state; --resume continues with exactly the same losses. The best model on
-    held-out texts is saved in DIR, where the other commands find it.
+    A recipe runs for a number of steps, or of minutes; while it runs, a line says how far it is and
+    how long it will still take. Ctrl-C saves the state; --resume continues with exactly the same
+    losses. The best model on held-out texts is saved in DIR, where the other commands find it.
 
     Example: polyhead train translate-numbers
     """
@@ -75,13 +84,13 @@ def train(
         if job.run.is_main:
             screen.print(
                 f"stopped after step {job.run.steps:,}; the state is in {folder}: go on with "
-                "--resume",
+                f"polyhead train {recipe} --out {folder} --resume",
                 soft_wrap=True,
             )
         raise
     job.finish()
     if job.run.is_main:
-        _report(job)
+        _report(job, recipe)
 
 
 def _described(job: Job) -> str:
@@ -92,7 +101,19 @@ def _described(job: Job) -> str:
         else f"{len(job.corpus.training):,} pairs, {len(job.corpus.held_out):,} held out"
     )
     place = f", going on after step {job.run.steps:,}" if job.run.steps else ""
-    return f"{job.recipe.name}: {count:,} parameters, {what}{place}"
+    return f"{job.recipe.name}: {count:,} parameters, {what}, {_budget(job.recipe)}{place}"
+
+
+def _budget(recipe: Recipe) -> str:
+    """What ends a run, the first of several."""
+    schedule = recipe.schedule
+    limits = {
+        "steps": schedule.steps,
+        "tokens": schedule.tokens,
+        "minutes": schedule.minutes,
+    }
+    said = [f"{value:,} {name}" for name, value in limits.items() if value is not None]
+    return " or ".join(said)
 
 
 def _train(job: Job, screen: Console) -> None:
@@ -114,28 +135,46 @@ def _train(job: Job, screen: Console) -> None:
 
 @contextmanager
 def _bar(screen: Console, *, shown: bool) -> Iterator[Any]:
-    """A bar with the loss, tokens a second and the time that is left."""
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    """A bar with the loss, tokens a second and the time that is left; without a terminal, lines."""
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    columns = (BarColumn(), TextColumn("{task.description}"))
     hidden = not (shown and screen.is_terminal)
     smooth: dict[str, float] = {}
+    due = time.monotonic() + _FIRST_SECONDS
     with Progress(*columns, console=screen, transient=True, disable=hidden) as bar:
         task = bar.add_task("training", total=1.0)
 
         def show(job: Job, step: Step) -> None:
+            nonlocal due
             speed = step.tokens / max(step.seconds, 1e-9)
             for name, value in (("loss", step.loss), ("speed", speed)):
                 before = smooth.get(name, value)
                 smooth[name] = _SMOOTH * before + (1 - _SMOOTH) * value
-            bar.update(
-                task,
-                completed=min(step.progress, 1.0),
-                description=f"step {step.number:,}  loss {smooth['loss']:.3f}  "
-                f"{smooth['speed']:,.0f} tokens/s",
-            )
+            line = _progress_line(job, step, smooth["loss"], smooth["speed"])
+            bar.update(task, completed=min(step.progress, 1.0), description=line)
+            if shown and hidden and time.monotonic() >= due and step.progress < 1:
+                due = time.monotonic() + _LINE_SECONDS
+                screen.print(line, soft_wrap=True)
 
         yield show
+
+
+def _progress_line(job: Job, step: Step, loss: float, speed: float) -> str:
+    steps = job.recipe.schedule.steps
+    of = "" if steps is None else f" of {steps:,}"
+    left = job.run.seconds * (1 - step.progress) / step.progress
+    return (
+        f"step {step.number:,}{of}  loss {loss:.3f}  {speed:,.0f} tokens/s  "
+        f"about {_said_time(left)} left"
+    )
+
+
+def _said_time(seconds: float) -> str:
+    minutes, rest = divmod(round(max(seconds, 0)), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
 def _measured(job: Job, probes: int | None = None) -> float:
@@ -151,7 +190,7 @@ def _said(metric: str, value: float) -> str:
     return f"exact {value:.1%}" if metric == "exact" else f"BLEU {value:.1f}"
 
 
-def _report(job: Job) -> None:
+def _report(job: Job, recipe: str) -> None:
     """Results of the best weights on all held-out pairs, beside a baseline without training."""
     from polyhead.cli.terminal import console
     from polyhead.training.job import scored
@@ -170,6 +209,24 @@ def _report(job: Job) -> None:
     if job.recipe.report.align and job.corpus is not None:
         _align(job, job.recipe.report.align)
     screen.print(f"saved in {job.out}, with curves.svg", soft_wrap=True)
+    screen.print(
+        f"to train it further: polyhead train {recipe} --out {job.out} --resume {_more(job)}",
+        soft_wrap=True,
+    )
+
+
+def _more(job: Job) -> str:
+    """Options for twice the budget."""
+    schedule = job.recipe.schedule
+    limits = {
+        name: 2 * value
+        for name in ("steps", "tokens", "minutes")
+        if (value := getattr(schedule, name)) is not None
+    }
+    return " ".join(
+        f"--minutes {value:g}" if name == "minutes" else f"--set schedule.{name}={value}"
+        for name, value in limits.items()
+    )
 
 
 def _align(job: Job, text: str) -> None:
