@@ -18,6 +18,7 @@ from gguf_tiny import write_gguf
 from hf_tiny import Tiny
 
 from polyhead.checkpoints import load_checkpoint
+from polyhead.checkpoints.formats import gguf_writing
 from polyhead.checkpoints.formats.gguf_writing import quantize_gguf
 from polyhead.quantization import block_type
 
@@ -60,6 +61,34 @@ def test_a_directory_counts_by_its_weights(run: Run, tiny: str, tmp_path: Path) 
     assert (result.code, result.err) == (0, "")
     weights = (folder / "model.safetensors").stat().st_size
     assert json.loads(result.out)["before"]["bytes"] == weights
+
+
+def test_a_larger_file_of_quantized_weights_is_said_before_it_is_written(
+    run: Run, source: Path, tmp_path: Path
+) -> None:
+    quantize_gguf(source, tmp_path / "q4.gguf", block_type("Q4_0"))
+    seen: list[int] = []
+    with pytest.warns(UserWarning, match="the new file will have") as warned:
+        quantize_gguf(tmp_path / "q4.gguf", tmp_path / "new.gguf", block_type("Q8_0"),
+                      lambda _, done, __: seen.append(len(warned.list)))  # fmt: skip
+    assert seen[0] == 1, "before the first tensor"
+    new, old = ((tmp_path / name).stat().st_size for name in ("new.gguf", "q4.gguf"))
+    said = str(warned[0].message)
+    assert f"{new / 1e6:,.1f} MB, the source has {old / 1e6:,.1f}" in said
+    assert "quantized already" in said
+    result = run("quantize", "q4.gguf", "--type", "Q4_K", "--out", "k.gguf")
+    assert result.code == 0
+    assert "tensors become Q5_0, since their rows are no multiple of 256 numbers" in result.err
+
+
+def test_the_predicted_size_is_exact(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    monkeypatch.setattr(gguf_writing, "_warn", lambda *given: sizes.append(given[-1]))
+    for kind in ("Q4_K", "Q8_0", "Q4_0"):
+        quantize_gguf(source, tmp_path / kind, block_type(kind))
+        assert sizes[-1] == (tmp_path / kind).stat().st_size
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ tensor after the other.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,6 +53,9 @@ def quantize_gguf(
         kind: One of ``packable()``.
         progress: Called after every tensor.
 
+    Warns, before a tensor is packed, where the file will be no smaller than the source or weights
+    are quantized already: with the exact size of the file.
+
     Returns:
         How many tensors the file has of each type.
 
@@ -69,7 +73,7 @@ def quantize_gguf(
     contents = _of_directory(path) if path.is_dir() else _of_file(path)
     chosen = {name: _type_of(name, contents.tensors, kind) for name in contents.tensors}
     with replacing(target) as draft:
-        _write(draft, contents, chosen, kind, progress)
+        _write(draft, contents, chosen, kind, progress, path)
     counts: Counter[str] = Counter()
     for name, packed in chosen.items():
         counts[contents.tensors[name].type.name if packed is None else packed.name] += 1
@@ -169,6 +173,7 @@ def _write(
     chosen: Mapping[str, BlockType | None],
     kind: BlockType,
     progress: Progress,
+    source: Path,
 ) -> None:
     from gguf import GGUFWriter
     from gguf.constants import GGMLQuantizationType
@@ -180,22 +185,65 @@ def _write(
             writer.add_key_value(name, value, stored, sub_type=inner)
     writer.add_file_type(_file_type(kind))
     writer.add_quantization_version(2)
+    sizes = []
     for name, matrix in contents.tensors.items():
         made = chosen[name]
         raw, count = matrix.type, matrix.num_bytes
         if made is not None:
             raw = GGMLQuantizationType(made.number)
             count = prod(matrix.shape[:-1]) * made.row_octets(matrix.shape[-1])
+        sizes.append(count)
         # Of a dtype whose shape is that of numbers, whatever the blocks.
         writer.add_tensor_info(name, matrix.shape, np.dtype("int8"), count, raw_dtype=raw)
     writer.write_header_to_file(draft)
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
+    for file in writer.fout:
+        file.flush()
+    align = writer.data_alignment
+    ends = [draft.stat().st_size, *sizes]  # each is filled up to a multiple of the alignment
+    _warn(contents, chosen, kind, source, sum(-(-size // align) * align for size in ends))
     for done, (name, matrix) in enumerate(contents.tensors.items()):
         progress("quantizing", done, len(chosen))
         writer.write_tensor_data(_octets(name, matrix, chosen[name]).numpy())
     progress("quantizing", len(chosen), len(chosen))
     writer.close()
+
+
+def _warn(
+    contents: _Contents,
+    chosen: Mapping[str, BlockType | None],
+    kind: BlockType,
+    source: Path,
+    size: int,
+) -> None:
+    """Warns where the new file gains nothing, or packs what was packed before."""
+    files = source.glob("*.safetensors") if source.is_dir() else [source]
+    before = sum(file.stat().st_size for file in files)
+    packed = {name: each for name, each in chosen.items() if each is not None}
+    again = Counter(
+        contents.tensors[name].type.name
+        for name, each in packed.items()
+        if contents.tensors[name].type.name not in ("F32", "F16", "BF16", "F64", each.name)
+    )
+    if size < before and not again:
+        return
+    length = f"{size / 1e6:,.1f} MB, the source has {before / 1e6:,.1f}"
+    said = [f"the new file will have {length}"]
+    if again:
+        old = ", ".join(f"{count} {name}" for name, count in again.most_common())
+        said.append(
+            f"{sum(again.values())} tensors are quantized already ({old}) and lose more than the "
+            "original weights would"
+        )
+    other = _SMALLER.get(kind.name)
+    fallbacks = sum(each.name == other for each in packed.values())
+    if fallbacks:
+        said.append(
+            f"{fallbacks} tensors become {other}, since their rows are no multiple of "
+            f"{kind.numbers} numbers"
+        )
+    warnings.warn("; ".join(said), stacklevel=4)
 
 
 def _type_of(name: str, tensors: Mapping[str, _Matrix], kind: BlockType) -> BlockType | None:
