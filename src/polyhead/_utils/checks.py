@@ -118,6 +118,14 @@ def check_one_of(
     return value
 
 
+def check_several(name: str, texts: Any) -> None:
+    """InputError where ``texts`` is one text: iterating over it would give its characters."""
+    if isinstance(texts, str):
+        raise InputError(
+            f"{name} must be a list of texts: got one text, {shown(texts)}; write [text]"
+        )
+
+
 def is_whole(value: Any) -> bool:
     """Whether ``value`` is an int of 64 bits; True and False are not."""
     return isinstance(value, int) and not isinstance(value, bool) and -_BIG <= value < _BIG

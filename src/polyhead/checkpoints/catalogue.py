@@ -146,6 +146,27 @@ HUB_FILES = (
     "*vocabulary.txt",
 )
 
+# Names that are known without their organisation, and their ids on the hub.
+_UNSCOPED = {
+    "gpt2": "openai-community/gpt2",
+    "gpt2-medium": "openai-community/gpt2-medium",
+    "gpt2-large": "openai-community/gpt2-large",
+    "gpt2-xl": "openai-community/gpt2-xl",
+    "distilgpt2": "distilbert/distilgpt2",
+    "bert-base-uncased": "google-bert/bert-base-uncased",
+    "bert-base-cased": "google-bert/bert-base-cased",
+    "bert-large-uncased": "google-bert/bert-large-uncased",
+    "distilbert-base-uncased": "distilbert/distilbert-base-uncased",
+    "roberta-base": "FacebookAI/roberta-base",
+    "roberta-large": "FacebookAI/roberta-large",
+    "xlm-roberta-base": "FacebookAI/xlm-roberta-base",
+    "albert-base-v2": "albert/albert-base-v2",
+    "t5-small": "google-t5/t5-small",
+    "t5-base": "google-t5/t5-base",
+    "all-MiniLM-L6-v2": "sentence-transformers/all-MiniLM-L6-v2",
+    "whisper-tiny": "openai/whisper-tiny",
+}
+
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -210,8 +231,10 @@ def find(name_or_path: str | os.PathLike[str]) -> ResolvedModel:
         path = _download(name)
         return ResolvedModel(name, path, _format(path), f"Hugging Face hub {name}")
     names = [model.name for model in KNOWN_MODELS]
+    scoped = _UNSCOPED.get(name)
+    hint = meant(name, names) if scoped is None else f" (on the hub it is {scoped!r})"
     raise ModelNotFoundError(
-        f"no model {shortened(name)}{meant(name, names)}: it is neither a known name, nor an "
+        f"no model {shortened(name)}{hint}: it is neither a known name, nor an "
         f"existing directory or .gguf file, nor a hub id of the form org/name. {_listing()}"
     )
 

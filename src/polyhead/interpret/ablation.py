@@ -23,7 +23,7 @@ from polyhead.errors import InputError
 from polyhead.layers.record import HeadEdit
 from polyhead.models import Transformer
 from polyhead.models.parts import (
-    HeadsByLayer,
+    Heads,
     attention_of,
     checked_heads,
     device_of,
@@ -39,7 +39,7 @@ Metric = Callable[[Tensor], Tensor]
 @contextmanager
 def ablate(
     model: nn.Module,
-    heads: HeadsByLayer,
+    heads: Heads,
     mode: Mode = "zero",
     *,
     reference: Tensor | None = None,
@@ -54,7 +54,8 @@ def ablate(
 
     Args:
         model: A Transformer, or what holds one.
-        heads: Query heads by layer, both counted from 0.
+        heads: Query heads by layer, both counted from 0: ``{3: [1]}``, ``"3.1,7.4"`` or
+            ``[(3, 1), (7, 4)]``.
         mode: What replaces the heads' outputs: ``"zero"``, the ``"mean"`` over the reference, or
             ``"resample"``, outputs at random tokens of the reference.
         reference: ``[B, T]`` token ids, for the last two modes.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from polyhead._utils.checks import check_several
 from polyhead.errors import InputError
 from polyhead.interpret.alignment import Alignment, alignment_score
 from polyhead.interpret.heads import find_pair
@@ -174,6 +175,7 @@ def score_heads(
     Raises:
         InputError: No texts, or a pair that no text holds.
     """
+    check_several("texts", texts)
     if not (texts or alignments):
         raise InputError("find_heads needs at least one text: got none")
     by_text: dict[str, list[Tensor]] = {label: [] for label in CRITERIA}

@@ -21,7 +21,7 @@ from polyhead.interpret.ablation import leave_one_out, next_token_loss
 from polyhead.layers import MultiHeadAttention
 from polyhead.models import Transformer
 from polyhead.models.parts import (
-    HeadsByLayer,
+    Heads,
     attention_of,
     checked_heads,
     device_of,
@@ -91,7 +91,7 @@ def _losses_without(model: Transformer, ids: Tensor) -> list[Tensor]:
     return risen
 
 
-def prune(model: Model, heads: HeadsByLayer) -> Model:
+def prune(model: Model, heads: Heads) -> Model:
     """A smaller model of the same kind without some heads; equal to the model with them zeroed.
 
     The heads of a group share a key/value head, and every group must stay as large as the others:

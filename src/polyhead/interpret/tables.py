@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from polyhead._utils.checks import check_several
 from polyhead.errors import InputError
 from polyhead.interpret.probe import Probe, probe
 from polyhead.interpret.statistics import AVERAGED
@@ -62,8 +63,9 @@ def compare_texts(model: nn.Module, texts: Sequence[Text]) -> HeadTable:
         over the queries for each text and head.
 
     Raises:
-        InputError: ``texts`` is empty.
+        InputError: ``texts`` is empty, or one text that is in no list.
     """
+    check_several("texts", texts)
     if not texts:
         raise InputError("compare_texts needs at least one text: got none")
     rows: dict[str, list[Tensor]] = {}

@@ -112,19 +112,28 @@ class AttentionView(Statistics):
         kept = self.lse.nbytes if self._call is None else self._call.nbytes
         return kept + sum(values.nbytes for values in self._measured.values())
 
-    def rows(self, heads: Sequence[int] | None = None, queries: slice | None = None) -> Tensor:
+    def rows(
+        self, heads: Sequence[int] | int | None = None, queries: slice | int | None = None
+    ) -> Tensor:
         """The exact weights of some rows, float32 (float64 for float64) ``[B, heads, rows, S]``.
 
         Args:
-            heads: Query heads, counted from 0; None: all.
-            queries: Which queries; None: all. A row sums to 1 (less a sink's share), or to 0 where
-                the query sees nothing.
+            heads: Query heads, counted from 0, or the number of one; None: all.
+            queries: Which queries, or the number of one; None: all. A row sums to 1 (less a sink's
+                share), or to 0 where the query sees nothing.
 
         Raises:
             InputError: A head that is not there, or only statistics were kept.
         """
         call = self.call
+        if isinstance(heads, int):
+            heads = [heads]
         places = [self._place(head) for head in (self.heads if heads is None else heads)]
+        if isinstance(queries, int):
+            count = call.q_tokens.length
+            if not -count <= queries < count:
+                raise InputError(f"queries must be from 0 to {count - 1}: got {queries}")
+            queries = slice(queries % count, queries % count + 1)
         start, stop, step = (queries or slice(None)).indices(call.q_tokens.length)
         index = range(start, stop, step)
         if not index or not places:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
@@ -105,6 +106,8 @@ def attention(
     """
     if unknown:
         refuse("attention", unknown)
+    if _WATCHED and isinstance(k, Tensor):
+        _watch_layout(q, k)
     call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
         dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
@@ -118,6 +121,27 @@ def attention(
     if state.lse is None:
         raise RuntimeError("the kernel returned no lse although it was asked for one")
     return state.out, state.lse
+
+
+_WATCHED = [True]
+"""Empty once the warning of a likely [B, T, H, D] was given."""
+
+
+def _watch_layout(q: Tensor, k: Tensor) -> None:
+    """Warns once per process where q and k look like ``[B, T, H, D]``.
+
+    They have more heads than tokens, as many kv heads, and heads that lie apart in memory further
+    than tokens, where those of a projection lie side by side.
+    """
+    if torch.compiler.is_compiling() or q.ndim != 4 or not q.shape[1] > q.shape[2] > 1:
+        return
+    if q.shape == k.shape and q.is_contiguous() and k.is_contiguous() and _WATCHED:
+        _WATCHED.clear()
+        warnings.warn(
+            f"q and k {list(q.shape)} have {q.shape[1]} heads and {q.shape[2]} tokens: attention "
+            "takes [B, H, T, D]; if they are [B, T, H, D], give q.transpose(1, 2) (said once)",
+            stacklevel=3,
+        )
 
 
 def run(call: Call, kernel: str = "auto") -> State:

@@ -15,6 +15,8 @@ from polyhead.layers.lora import LoraLinear
 from polyhead.models import Transformer
 
 HeadsByLayer = Mapping[int, Sequence[int]]
+Heads = HeadsByLayer | str | Iterable[tuple[int, int]]
+"""Heads by layer, ``{18: [6]}``; or ``"18.6,17.3"``, or pairs ``[(18, 6)]``: layer, head."""
 
 
 def transformer_of(model: nn.Module) -> Transformer:
@@ -85,20 +87,42 @@ def projections_of(model: Transformer, layer: int) -> MultiHeadAttention:
     return module
 
 
-def checked_heads(model: Transformer, heads: HeadsByLayer) -> dict[int, list[int]]:
+def checked_heads(model: Transformer, heads: Heads) -> dict[int, list[int]]:
     """Heads by layer, each once and in order.
 
     Raises:
-        InputError: A layer or a head that is not there.
+        InputError: A layer or a head that is not there, or no heads at all.
     """
     chosen = {}
-    for layer, numbers in heads.items():
+    for layer, numbers in _by_layer(heads).items():
         count = head_count(model, layer)
         for head in numbers:
             if not 0 <= head < count:
                 raise InputError(f"heads of layer {layer} are 0 to {count - 1}: got {head}")
         chosen[layer] = sorted(set(numbers))
     return chosen
+
+
+def _by_layer(heads: Heads) -> HeadsByLayer:
+    if isinstance(heads, str):
+        return parse_heads(heads)
+    if isinstance(heads, Mapping):
+        for layer, numbers in heads.items():
+            if isinstance(numbers, int):
+                raise InputError(
+                    f"heads of a layer must be a list, such as {{{layer}: [{numbers}]}}: got "
+                    f"{{{layer}: {numbers}}}"
+                )
+        return heads
+    found: dict[int, list[int]] = {}
+    try:
+        for layer, head in heads:
+            found.setdefault(int(layer), []).append(int(head))
+    except (TypeError, ValueError) as error:
+        raise InputError(
+            f"heads must be {{18: [6]}}, '18.6' or [(18, 6)] (layer, head): got {shortened(heads)}"
+        ) from error
+    return found
 
 
 _LONGEST_PART = 24

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Literal
 
-from polyhead._utils.checks import check_int, check_one_of
+from polyhead._utils.checks import check_int, check_one_of, check_several
 from polyhead.checkpoints import Tokenizer
 from polyhead.errors import InputError
 
@@ -30,12 +30,13 @@ def make_tokenizer(texts: Iterable[str], kind: Kind = "bytes", size: int = 8_000
         size: Largest number of tokens; with ``"bytes"`` at least 258.
 
     Raises:
-        InputError: There is no text.
+        InputError: There is no text, or one that is in no list.
         ValueError: An unknown kind, or a size out of range.
     """
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
+    check_several("texts", texts)
     check_one_of("kind", kind, KINDS)
     check_int("size", size, least=4)
     capacity = size - 1  # for padding
