@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from process import Run
 
 import polyhead as ph
 from polyhead.cli.app import VERBS, command
@@ -62,3 +64,42 @@ def test_a_preset_is_completed_from_its_beginning() -> None:
     assert len(every) > 5
     for begin in (every[0][:5], every[-1], "no-such"):
         assert complete(begin) == [name for name in every if name.startswith(begin)]
+
+
+RUNNING = {
+    "look", "trace", "generate", "chat", "translate", "summarize", "transcribe", "perplexity",
+    "serve", "batch",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", sorted(RUNNING))
+def test_every_verb_that_runs_a_model_takes_a_device(verb: str) -> None:
+    (device,) = (each for each in COMMANDS[verb].params if each.name == "device")
+    assert device.default == "cpu"
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "mps", "nowhere"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        ("look", "a b", "--no-page", "-m"),
+        ("trace", "a b", "-m"),
+        ("perplexity",),
+        ("translate", "a b", "-m"),
+    ],
+)
+def test_a_device_that_is_not_there_is_one_sentence(
+    run: Run, tiny: str, tmp_path: Path, device: str, line: tuple[str, ...]
+) -> None:
+    (tmp_path / "text.txt").write_text("a text")
+    rest = ["text.txt"] if line == ("perplexity",) else []
+    run(*line, tiny, *rest, "--device", device).refused(2, f"device {device!r} is unavailable")
+
+
+def test_a_model_runs_on_the_device_that_is_named(run: Run, tiny: str) -> None:
+    result = run("look", "a b c", "-m", tiny, "--no-page", "-n", "0", "--device", "cpu")
+    assert result.code == 0, result.err
+
+
+def test_translate_without_a_model_says_how_to_get_one(run: Run) -> None:
+    run("translate", "a").refused(2, "--model google-t5/t5-small", "polyhead[train]")

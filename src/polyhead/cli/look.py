@@ -132,6 +132,7 @@ def look(
     source: _Source = None,
     target: _Target = None,
     dtype: options.PlainDtype = "float32",
+    device: options.Device = "cpu",
     lang: options.Language = None,
     json: _Json = False,
 ) -> None:
@@ -154,7 +155,7 @@ def look(
         from polyhead.cli.look_serve import serve as serve_page
 
         begin = "" if text is None and file is None else read_text(text, file)
-        serve_page(begin, models or [], dtype, port, None if lang is None else language)
+        serve_page(begin, models or [], (dtype, device), port, None if lang is None else language)
         return
     model, drawn = _one_of(models), _heads_of(draw)
     wanted = _Wanted(
@@ -171,7 +172,7 @@ def look(
     content = many[0] if many and text is None and file is None else read_text(text, file)
     if page or drawn:
         check_writable(wanted.out)
-    loaded = load_any(model, dtype)
+    loaded = load_any(model, dtype, device)
     from polyhead.generation import TextToText
 
     if isinstance(loaded, TextToText):

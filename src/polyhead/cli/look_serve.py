@@ -12,7 +12,11 @@ _HOST = "127.0.0.1"
 
 
 def serve(
-    text: str, models: Sequence[str], dtype: str, port: int, language: str | None = None
+    text: str,
+    models: Sequence[str],
+    placed: tuple[str, str],
+    port: int,
+    language: str | None = None,
 ) -> None:
     """Serves until it is interrupted.
 
@@ -20,6 +24,7 @@ def serve(
         text: What the page looks at to begin with; may be empty.
         models: The models that may be chosen, the first by default; after them, the known ones
             that are on this machine.
+        placed: Dtype and device of the models.
         language: Language of the page, "en" or "zh"; None: the browser's.
 
     Raises:
@@ -31,11 +36,11 @@ def serve(
         from polyhead.viewer.server import application, configuration, new_token
     except ModuleNotFoundError as error:
         raise UnsupportedError(
-            f"--serve needs {error.name}: pip install 'polyhead[serve]'"
+            f"look --serve needs {error.name}, of the extra serve: pip install 'polyhead[serve]'"
         ) from error
     from polyhead.viewer.studio import Studio
 
-    studio = Studio(lambda name: load_any(name, dtype), _choices(models))
+    studio = Studio(lambda name: load_any(name, *placed), _choices(models))
     token = new_token()
     with socket.create_server((_HOST, port)) as listener:
         bound = listener.getsockname()[1]

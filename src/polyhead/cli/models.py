@@ -49,12 +49,14 @@ def load_expecting(
     return model
 
 
-def load_any(name: str, dtype: str = "float32") -> LanguageModel | TextEncoder | TextToText:
+def load_any(
+    name: str, dtype: str = "float32", device: str = "cpu"
+) -> LanguageModel | TextEncoder | TextToText:
     """The model called ``name``, of any kind that reads text."""
     from polyhead.generation import LanguageModel, TextEncoder, TextToText
 
     model: LanguageModel | TextEncoder | TextToText = load_expecting(
-        name, dtype, LanguageModel, TextEncoder, TextToText
+        name, dtype, LanguageModel, TextEncoder, TextToText, device=device
     )
     return model
 

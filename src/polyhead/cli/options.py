@@ -60,7 +60,7 @@ Dtype = Annotated[
         "quantized weights of a GGUF file as it holds them."
     ),
 ]
-Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, ...")]
+Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps, ...")]
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", "-n", help="Stop after this many tokens.")
 ]

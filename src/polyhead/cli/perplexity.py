@@ -28,6 +28,7 @@ def perplexity(
         int, typer.Option("--batch-size", "--batch", help="Windows in a batch.")
     ] = 1,
     dtype: options.Dtype = None,
+    device: options.Device = "cpu",
     activations: Annotated[
         str | None,
         typer.Option(help="int8: round the inputs of quantized layers to 8 bits."),
@@ -46,7 +47,7 @@ def perplexity(
     from polyhead.training.evaluation import perplexity as evaluate
 
     texts = [read_text(None, file) for file in files]
-    loaded = load_expecting(model, dtype, LanguageModel, activations=activations)
+    loaded = load_expecting(model, dtype, LanguageModel, device=device, activations=activations)
     with progress("perplexity") as advance:
         found = evaluate(
             loaded, texts, window=window, stride=stride, batch_size=batch_size, progress=advance

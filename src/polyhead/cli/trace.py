@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from polyhead.cli.options import Language
+from polyhead.cli.options import Device, Language
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +47,7 @@ def trace(
     file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="With --model: read the text from FILE.")
     ] = None,
+    device: Device = "cpu",
     lang: Language = None,
     json: Annotated[bool, typer.Option("--json", help="All numbers as JSON.")] = False,
 ) -> None:
@@ -65,7 +66,7 @@ def trace(
     if model is None and (text is not None or file is not None):
         raise InputError("a text needs a model to trace: add --model MODEL, such as smollm2")
     if model is not None:
-        result = _of_model(model, text, file, layer, head, language)
+        result = _of_model(model, text, file, (layer, head), device, language)
     elif input is not None:
         result = _of_file(input, language)
     else:
@@ -89,7 +90,12 @@ def _of_file(path: Path, language: str) -> Trace:
 
 
 def _of_model(
-    model: str, text: str | None, file: Path | None, layer: int, head: int, language: str
+    model: str,
+    text: str | None,
+    file: Path | None,
+    place: tuple[int, int],
+    device: str,
+    language: str,
 ) -> Trace:
     from polyhead.cli.models import load_expecting
     from polyhead.cli.terminal import read_text
@@ -97,12 +103,12 @@ def _of_model(
     content = read_text(text, file)
     from polyhead.generation import LanguageModel, TextEncoder
 
-    loaded = load_expecting(model, "float32", LanguageModel, TextEncoder)
+    loaded = load_expecting(model, "float32", LanguageModel, TextEncoder, device=device)
     from polyhead.interpret.heads import TokenizedText
     from polyhead.interpret.trace.model import trace_model
 
     tokens = TokenizedText.of(loaded.tokenizer, content)
-    return trace_model(loaded, tokens.ids, layer, head, tokens.pieces, language=language)
+    return trace_model(loaded, tokens.ids, *place, tokens.pieces, language=language)
 
 
 def show(trace: Trace, screen: Console, language: str = "en") -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from polyhead.generation.pipelines.transcript import Segment, Word
 
 _Model = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--model", "-m", metavar="MODEL", help="An encoder-decoder's directory or hub id."
     ),
@@ -37,8 +37,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print texts with tokens and
 
 
 def translate(
-    model: _Model,
     text: options.Text = None,
+    model: _Model = None,
     file: options.TextFile = None,
     source: Annotated[
         str | None,
@@ -63,6 +63,7 @@ def translate(
         ),
     ] = None,
     dtype: options.PlainDtype = "float32",
+    device: options.Device = "cpu",
     json: _Json = False,
 ) -> None:
     """Translate TEXT, or each line of a file.
@@ -76,7 +77,7 @@ def translate(
         if not align or len(texts) > 1:
             raise InputError("--out draws the alignment of one text: give --align and one text")
         check_writable(out)
-    loaded = _load(model, dtype)
+    loaded = _load(model, dtype, device)
     arguments: dict[str, Any] = {
         "source_language": source, "target_language": target, "prefix": prefix
     }  # fmt: skip
@@ -85,8 +86,8 @@ def translate(
 
 
 def summarize(
-    model: _Model,
     text: options.Text = None,
+    model: _Model = None,
     file: options.TextFile = None,
     num_beams: _Beams = None,
     max_new_tokens: _Longest = None,
@@ -94,6 +95,7 @@ def summarize(
         int | None, typer.Option(help="Fewest new tokens of the summary.")
     ] = None,
     dtype: options.PlainDtype = "float32",
+    device: options.Device = "cpu",
     json: _Json = False,
 ) -> None:
     """Summarize TEXT, or a whole file.
@@ -103,7 +105,7 @@ def summarize(
     from polyhead.cli.terminal import read_text
 
     content = read_text(text, file)
-    loaded = _load(model, dtype)
+    loaded = _load(model, dtype, device)
     arguments = _given(num_beams, max_new_tokens)
     if min_new_tokens is not None:
         arguments["min_new_tokens"] = min_new_tokens
@@ -132,6 +134,7 @@ def transcribe(
     task: Annotated[str | None, typer.Option(help="transcribe, or translate into English.")] = None,
     num_beams: _Beams = None,
     dtype: options.PlainDtype = "float32",
+    device: options.Device = "cpu",
     words: Annotated[
         bool, typer.Option("--words", help="Print each word with its time in seconds.")
     ] = False,
@@ -144,7 +147,7 @@ def transcribe(
     from polyhead.cli.terminal import print_json, progress, write_text
     from polyhead.generation import SpeechToText
 
-    loaded = load_expecting(model, dtype, SpeechToText)
+    loaded = load_expecting(model, dtype, SpeechToText, device=device)
     said: dict[str, Any] = {"language": language, "task": task, "num_beams": num_beams}
     with progress(f"listening to {sound.name}"):
         found = loaded.transcribe(
@@ -189,11 +192,17 @@ def _names_a_file(text: str) -> bool:
     return text.startswith("@") and not text.startswith("@@")
 
 
-def _load(name: str, dtype: str) -> TextToText:
+def _load(name: str | None, dtype: str, device: str) -> TextToText:
+    if name is None:
+        raise InputError(
+            "no model: give --model, such as --model google-t5/t5-small (from the Hugging Face "
+            "hub); without a hub, `polyhead train translate-numbers` (pip install "
+            "'polyhead[train]') makes one in minutes: --model translate-numbers"
+        )
     from polyhead.cli.models import load_expecting
     from polyhead.generation import TextToText
 
-    model: TextToText = load_expecting(name, dtype, TextToText)
+    model: TextToText = load_expecting(name, dtype, TextToText, device=device)
     return model
 
 
