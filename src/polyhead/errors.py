@@ -44,6 +44,10 @@ class ContextLengthError(PolyheadError, ValueError):
     """More tokens than the model's context holds."""
 
 
+class CacheFullError(PolyheadError, MemoryError):
+    """More pages than a cache with a limit has free."""
+
+
 class DisagreementError(PolyheadError, ArithmeticError):
     """Two ways of computing the same thing gave different results; nothing was timed."""
 

@@ -1,193 +1,27 @@
-"""Pages that sequences share: a pool of pages, counted references, copy-on-write.
+"""Pages that sequences share: rows of a pool, copy-on-write.
 
 PagedAttention (Kwon et al. 2023). ``table[row][i]`` is the page that holds units i · page to
-(i + 1) · page of a batch row. Forks, beams and common prefixes point to the same pages; the pool
-counts how often each is pointed to. A page with more than one reference is never written: the row
-that wants to write gets a copy of its own first.
-
-Forks may be used by threads at the same time, each by one. The pool's lock guards what they share:
-counts, free pages and which tensors there are. Pages are read without it: nobody writes to a page
-that another fork points to. Native code writes without it too, into pages of one fork; the pool
-counts such writers, and is not moved to larger tensors before they have finished.
+(i + 1) · page of a batch row. Forks, beams and common prefixes point to the same pages of a pool
+(``page_pool.py``).
 
 Shape letters: B batch, P units in a page, m pages, n units.
 """
 
 from __future__ import annotations
 
-import functools
 import threading
 import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from polyhead.caches.memory import Memory, Span, clear_scales, empty, positions_of
+from polyhead.caches.memory import Memory, Span, empty, positions_of
+from polyhead.caches.page_pool import PagePool, locked
 from polyhead.caches.sizes import Store
 from polyhead.semantics.sources import PageTable
-
-
-class _Shared(Protocol):
-    @property
-    def lock(self) -> threading.Condition: ...
-
-
-_P = ParamSpec("_P")
-_R = TypeVar("_R")
-_S = TypeVar("_S", bound=_Shared)
-
-
-def _locked(method: Callable[Concatenate[_S, _P], _R]) -> Callable[Concatenate[_S, _P], _R]:
-    """Marks a method that one thread at a time runs, of all forks."""
-
-    @functools.wraps(method)
-    def guarded(self: _S, *arguments: _P.args, **options: _P.kwargs) -> _R:
-        if torch.compiler.is_compiling():  # a compiler cannot trace a lock
-            return method(self, *arguments, **options)
-        with self.lock:
-            return method(self, *arguments, **options)
-
-    return guarded  # type: ignore[return-value]  # mypy keeps the name "self" in its type
-
-
-class PagePool:
-    """``[heads, pages, P, width]`` per field, for one cache and all that were forked from it.
-
-    Attributes:
-        tensors: One per field.
-        references: How many table entries point to each page.
-        free: Pages that none points to; the last is handed out next.
-        lock: Held while any of these changes. A thread that waits for it holds no other pool's.
-        writers: Steps of native code that write into the tensors, without the lock.
-        movers: Threads that wait for these to finish.
-        returned: Tables of forks that were collected, whose pages are still to be released.
-    """
-
-    def __init__(self, store: Store, device: torch.device) -> None:
-        self.store, self.device = store, device
-        self.page = store.page or 1
-        self.tensors = [
-            empty((field.heads, 0, self.page, field.width), field.dtype, device)
-            for field in store.fields
-        ]
-        self.references: list[int] = []
-        self.free: list[int] = []
-        self._begin()
-
-    def _begin(self) -> None:
-        """What threads agree by; a copy of a pool has its own."""
-        self._lock = threading.Condition()  # of a lock that its thread may take again
-        self.writers = self.movers = 0
-        self.returned: deque[list[list[int]]] = deque()
-        self._views: list[Tensor] = []
-
-    @property
-    def lock(self) -> threading.Condition:
-        return self._lock
-
-    @_locked
-    def __getstate__(self) -> dict[str, Any]:
-        known = ("store", "device", "page", "tensors", "references", "free")
-        state = {name: getattr(self, name) for name in known}
-        return state | {name: [*state[name]] for name in known[3:]}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._begin()
-
-    def lacks(self, pages: int) -> bool:
-        """Whether ``reserve`` would move the pool to larger tensors."""
-        self.collect()
-        return pages > len(self.free)
-
-    @_locked
-    def reserve(self, pages: int) -> None:
-        """Makes room until ``pages`` pages are free; doubles, as a store without pages does.
-
-        Waits for native code that writes into the tensors.
-        """
-        self.movers += 1
-        try:
-            while self.lacks(pages) and self.writers:
-                self.lock.wait()
-        finally:
-            self.movers -= 1
-        if not self.lacks(pages):
-            return
-        have = len(self.references)
-        wanted = max(have - len(self.free) + pages, 2 * have)
-        self._views = []  # views would keep the old tensors
-        for i, old in enumerate(self.tensors):
-            new = empty((old.shape[0], wanted, *old.shape[2:]), old.dtype, self.device)
-            new[:, :have] = old[:, :have]  # larger if memory ran out the last time
-            clear_scales(self.store, new[:, have:])
-            self.tensors[i] = new
-            del old
-        self.references += [0] * (wanted - have)
-        self.free[:0] = range(wanted - 1, have - 1, -1)
-
-    def begin_writing(self, pages: int) -> bool:
-        """Counts one who writes without the lock, until ``end_writing``; ``pages`` are then free.
-
-        Never waits: False, and nobody is counted, where that would take waiting for others.
-        """
-        if self.movers or (self.writers and self.lacks(pages)):
-            return False
-        self.reserve(pages)
-        self.writers += 1
-        return True
-
-    @_locked
-    def end_writing(self) -> None:
-        self.writers -= 1
-        self.lock.notify_all()
-
-    @_locked
-    def as_views(self) -> list[Tensor]:
-        """``[pages, heads, P, width]`` per field, views."""
-        if len(self._views) != len(self.tensors):
-            self._views = [tensor.transpose(0, 1) for tensor in self.tensors]
-        return self._views
-
-    def take(self) -> int:
-        """A page that nothing else points to."""
-        self.reserve(1)
-        page = self.free.pop()
-        self.references[page] = 1
-        return page
-
-    def own(self, page: int) -> int:
-        """The page itself where it has one reference, else a copy that replaces one of them."""
-        if self.references[page] == 1:
-            return page
-        copy = self.take()
-        for tensor in self.tensors:
-            tensor[:, copy] = tensor[:, page]
-        self.release([page])  # others may have released it meanwhile
-        return copy
-
-    def share(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self.references[page] += 1
-
-    def release(self, pages: Iterable[int]) -> None:
-        for page in pages:
-            self.references[page] -= 1
-            if self.references[page] == 0:
-                self.free.append(page)
-
-    def collect(self) -> None:
-        """Releases the pages of forks that nobody holds, unless another thread has the lock."""
-        if self.returned and self.lock.acquire(blocking=False):
-            try:
-                while self.returned:
-                    self.release(page for row in self.returned.popleft() for page in row)
-            finally:
-                self.lock.release()
-
 
 WITHOUT_INDEX = frozenset({"cpu"})
 """Devices where writing makes the numbers of its pages anew, and keeps no index of all."""
@@ -213,7 +47,7 @@ class Pages(Memory):
         return self.pool.lock
 
     @property
-    @_locked  # not in the middle of a move
+    @locked  # not in the middle of a move
     def tensors(self) -> list[Tensor]:  # type: ignore[override]
         return self.pool.tensors[: len(self.store.fields)]  # without positions of another fork
 
@@ -228,12 +62,12 @@ class Pages(Memory):
         pages = len({page for row in self.table for page in row})
         return pages * self.pool.page * self.store.unit_bytes
 
-    @_locked
+    @locked
     def reserve(self, units: int) -> None:
         wanted = self.store.pages(units)
         self.pool.reserve(sum(max(0, wanted - len(row)) for row in self.table))
 
-    @_locked
+    @locked
     def put(self, rows: Sequence[int] | None, start: int, records: Sequence[Tensor]) -> None:
         touched = range(len(self.stops)) if rows is None else rows
         count, page = records[0].shape[2], self.pool.page
@@ -250,7 +84,7 @@ class Pages(Memory):
         for tensor, record in zip(self.tensors, records, strict=True):
             tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
 
-    @_locked
+    @locked
     def append_to_each(self, records: Sequence[Tensor]) -> None:
         """Appends ``[B, heads, n, width]`` per field in one write; rows may differ in length."""
         count, page = records[0].shape[2], self.pool.page
@@ -262,7 +96,7 @@ class Pages(Memory):
             tensor.permute(1, 2, 0, 3)[where] = record.transpose(1, 2)
         self.count(None, count)
 
-    @_locked
+    @locked
     def reserve_slots(self, count: int) -> bool:
         """Counts units in every row, in pages of its own, that the caller is going to write.
 
@@ -335,7 +169,7 @@ class Pages(Memory):
     def spans(self, first: int, stop: int) -> list[Span]:
         return [Span(first, first, stop - first)] if first < stop else []
 
-    @_locked
+    @locked
     def cut(self, row: int, stop: int) -> None:
         super().cut(row, stop)
         keep = self.store.pages(stop)
@@ -350,7 +184,7 @@ class Pages(Memory):
         for row, stop in enumerate(stops):
             self.write([row], [record[row : row + 1, :, :stop] for record in records])
 
-    @_locked
+    @locked
     def add_positions(self, store: Store, base: int) -> None:
         self.store = store
         page = self.pool.page
@@ -362,7 +196,7 @@ class Pages(Memory):
             units = torch.arange(len(row) * page, device=self.device).view(len(row), page)
             self.tensors[-1][0, row] = positions_of(units, base, store.tokens)
 
-    @_locked
+    @locked
     def fork(self) -> Self:
         other = type(self)(self.store, 0, self.device, self.pool)
         other.stops, other.firsts = [*self.stops], [*self.firsts]
@@ -370,7 +204,7 @@ class Pages(Memory):
         other.table[:] = [[*row] for row in self.table]
         return other
 
-    @_locked
+    @locked
     def reorder(self, rows: Sequence[int]) -> None:
         table = [[*self.table[row]] for row in rows]
         self.pool.share(page for row in table for page in row)
@@ -381,7 +215,7 @@ class Pages(Memory):
         self.firsts = [0] * len(rows)
         self._index = None
 
-    @_locked
+    @locked
     def append_rows(self, table: Sequence[Sequence[int]], stops: Sequence[int]) -> None:
         """Adds rows that begin with pages of the pool, of which they hold ``stops`` units."""
         self.pool.share(page for row in table for page in row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from polyhead._utils.checks import check_bool, check_int, check_one_of
 from polyhead.caches.layer_kv import Shape
+from polyhead.caches.memory import Memory
 from polyhead.caches.sizes import Layout, Quantized, Storage, Store
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
@@ -27,6 +29,32 @@ class Saved(NamedTuple):
     records: dict[str, list[Tensor]]
     stops: dict[str, list[int]]
     firsts: dict[str, list[int]]
+
+
+def described(layout: Layout, storage: Storage, shape: Shape | None) -> dict[str, Any]:
+    """What a file says of a cache's kind, and of the shape of its tokens once there are some."""
+    facts: dict[str, Any] = {
+        what: {"kind": type(part).__name__} | dataclasses.asdict(part)
+        for what, part in (("layout", layout), ("storage", storage))
+    }
+    if shape is not None:
+        sizes = shape._asdict() | {"dtype": str(shape.dtype).removeprefix("torch.")}
+        facts |= {name: value for name, value in sizes.items() if name != "device"}
+    return facts
+
+
+def saved(
+    memories: Mapping[str, Memory],
+) -> tuple[dict[str, Tensor], dict[str, dict[str, list[int]]]]:
+    """The tensors of all stores, slots without a token set to 0, and where their rows end."""
+    tensors, stores = {}, {}
+    for name, memory in memories.items():
+        records = memory.read(0, memory.extent)
+        nowhere = (memory.units(0, memory.extent) < 0).to(memory.device)[:, None, :, None]
+        for field, record in zip(memory.store.fields, records, strict=False):
+            tensors[f"{name}.{field.name}"] = record.masked_fill(nowhere, 0).contiguous()
+        stores[name] = {"stops": memory.stops, "firsts": memory.firsts}
+    return tensors, stores
 
 
 def checked(

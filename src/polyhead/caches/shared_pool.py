@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polyhead.caches.layer_kv import LayerKV
+from polyhead._utils.checks import check_int
 from polyhead.caches.model_cache import ModelCache
-from polyhead.caches.pages import Pages
+from polyhead.caches.page_pool import PagePool
 from polyhead.caches.stored import StoredCache
 from polyhead.errors import UnsupportedError
 
@@ -20,93 +20,113 @@ Page = tuple[int, ...]
 
 
 class SharedPool:
-    """The pools of a cache.
+    """One pool of pages for each layer of a model, with a limit.
+
+    What needs more pages than are free raises ``CacheFullError``, and changes nothing.
 
     Args:
         cache: A paged cache of one row, which holds some tokens; they are forgotten.
+        pages: Pages of a layer at most; None: as many as the cache has memory for.
 
     Attributes:
         page_size: Tokens of a page.
-        pages: Pages that there are; the pools grow beyond them only if more rows need them.
+        pages: As above.
 
     Raises:
         UnsupportedError: A layer that keeps more than exact tokens in pages.
+        ValueError: No page.
     """
 
-    def __init__(self, cache: ModelCache) -> None:
+    def __init__(self, cache: ModelCache, pages: int | None = None) -> None:
         cache.rollback(cache.lengths)
-        self._empty = cache
-        first = _pages_of(cache)[0]
-        self.page_size, self.pages = first.pool.page, len(first.pool.references)
+        self._empty, self._layers = cache, _layers_of(cache)
+        self._pools = [_pool_of(layer) for layer in self._layers]
+        self.page_size = self._pools[0].page
+        if pages is None:
+            pages = len(self._pools[0].references)
+        self.pages = check_int("pages", pages, least=1, error=ValueError)
+        for pool in self._pools:
+            pool.limit = self.pages
 
     @property
     def free(self) -> int:
-        """Pages that no row has."""
-        found = _pages_of(self._empty)
-        for pages in found:
-            pages.pool.collect()
-        return min(len(pages.pool.free) for pages in found)
+        """Pages that no row has, and that are not kept."""
+        return min(pool.available for pool in self._pools)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the pools."""
+        """Bytes that the pools have allocated."""
         return self._empty.bytes
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of a page of all layers."""
+        return sum(pool.page_bytes for pool in self._pools)
 
     def row(self, prefix: Sequence[Page] = ()) -> ModelCache:
         """A cache of one row, which begins with some full pages."""
         made = self._empty.fork()
         if prefix:
             tokens = len(prefix) * self.page_size
-            for layer, pages in zip(made.layers, zip(*prefix, strict=True), strict=True):
-                _add(layer, [pages], [tokens])
+            for layer, pages in zip(_layers_of(made), zip(*prefix, strict=True), strict=True):
+                layer.append_rows([pages], [tokens])
             made.reorder([1])
         return made
 
     def join(self, cache: ModelCache, other: ModelCache) -> None:
-        """Adds the rows of another cache of this pool; they are then no more in the other."""
-        moved = [(pages.table, pages.stops) for pages in _pages_of(other)]
-        for layer, (table, stops) in zip(cache.layers, moved, strict=True):
-            _add(layer, table, stops)
+        """Moves all rows of a cache of this pool into another, without a copy.
+
+        Args:
+            cache: Gets them, after its own.
+            other: Is then empty.
+        """
+        for layer, moved in zip(_layers_of(cache), _layers_of(other), strict=True):
+            if moved.pages is not None:
+                layer.append_rows(moved.pages.table, moved.pages.stops)
         other.reset()
 
     def pages_of(self, cache: ModelCache, row: int, tokens: int) -> list[Page]:
         """The full pages among those of a row's first tokens."""
         count = tokens // self.page_size
-        return [*zip(*(pages.table[row][:count] for pages in _pages_of(cache)), strict=True)]
+        tables = [layer.pages.table for layer in _layers_of(cache) if layer.pages is not None]
+        return [*zip(*(table[row][:count] for table in tables), strict=True)]
 
     def keep(self, page: Page) -> None:
         """Keeps a page, whatever becomes of its rows, until ``release``."""
-        for number, pages in zip(page, _pages_of(self._empty), strict=True):
-            with pages.pool.lock:
-                pages.pool.share([number])
+        for number, pool in zip(page, self._pools, strict=True):
+            with pool.lock:
+                pool.share([number])
 
     def release(self, page: Page) -> None:
-        for number, pages in zip(page, _pages_of(self._empty), strict=True):
-            with pages.pool.lock:
-                pages.pool.release([number])
+        """Gives a page back that was kept, once no row has it."""
+        for number, pool in zip(page, self._pools, strict=True):
+            with pool.lock:
+                pool.release([number])
 
     def is_idle(self, page: Page) -> bool:
         """Whether no row has a page that was kept once."""
-        return _pages_of(self._empty)[0].pool.references[page[0]] == 1
+        return self._pools[0].references[page[0]] == 1
+
+    def shrink(self) -> int:
+        """Gives back the memory behind the last page in use; returns its bytes.
+
+        The pools grow again, up to the limit, as pages are taken.
+        """
+        return sum(pool.shrink() for pool in self._pools)
 
 
-def _contents(layer: object) -> LayerKV:
-    contents = layer._contents if isinstance(layer, StoredCache) else None
-    if contents is None or contents.paged is None or contents.has_positions:
-        raise UnsupportedError(
-            "rows join by reference where every layer keeps exact tokens in pages: got "
-            f"{type(layer).__name__}"
-        )
-    return contents
+def _layers_of(cache: ModelCache) -> list[StoredCache]:
+    found = []
+    for layer in cache.layers:
+        if not isinstance(layer, StoredCache) or layer.pages is None:
+            raise UnsupportedError(
+                "rows join by reference where every layer keeps exact tokens in pages: got "
+                f"{type(layer).__name__}"
+            )
+        found.append(layer)
+    return found
 
 
-def _pages_of(cache: ModelCache) -> list[Pages]:
-    found = [_contents(layer).paged for layer in cache.layers]
-    return [pages for pages in found if pages is not None]
-
-
-def _add(layer: object, table: Sequence[Sequence[int]], stops: Sequence[int]) -> None:
-    contents = _contents(layer)
-    assert isinstance(layer, StoredCache)
-    contents.extend(table, stops)
-    layer._lengths = [*layer._lengths, *stops]
+def _pool_of(layer: StoredCache) -> PagePool:
+    assert layer.pages is not None
+    return layer.pages.pool

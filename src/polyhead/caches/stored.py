@@ -8,7 +8,6 @@ Shape letters: B batch, G kv heads, T new tokens, D key size, V value size.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -24,9 +23,9 @@ from polyhead.caches.memory import with_one
 from polyhead.caches.pages import Pages
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
 from polyhead.caches.reserved import KVSegment, Undo, reserve_slots, write_at
-from polyhead.caches.saved import checked
+from polyhead.caches.saved import checked, described, saved
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage, units
-from polyhead.caches.views import row_by_row, view, with_chunk
+from polyhead.caches.views import row_by_row, selected, view, with_chunk
 from polyhead.semantics.sources import KeyValueSource, are_first_features
 from polyhead.semantics.tokens import active_capture
 
@@ -139,7 +138,7 @@ class StoredCache(KeyValueCache):
             past = view(held, explicit=self._explicit)
         self._explicit = new.explicit
         for rows, columns in new.groups:
-            part = self._selected(contents, stream, new, before, rows, columns)
+            part = selected(contents, stream, new, before, rows, columns)
             contents.write(rows, part, before[0 if rows is None else rows[0]])
         self._lengths = [n + more for n, more in zip(before, new.counts, strict=True)]
         if not any(pushes):
@@ -202,13 +201,7 @@ class StoredCache(KeyValueCache):
 
     @alone
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, stores = {}, {}
-        for name, memory in self._memories.items():
-            records = memory.read(0, memory.extent)
-            nowhere = (memory.units(0, memory.extent) < 0).to(memory.device)[:, None, :, None]
-            for field, record in zip(memory.store.fields, records, strict=False):
-                tensors[f"{name}.{field.name}"] = record.masked_fill(nowhere, 0).contiguous()
-            stores[name] = {"stops": memory.stops, "firsts": memory.firsts}
+        tensors, stores = saved(self._memories)
         return tensors, self.description() | {
             "lengths": self._lengths,
             "explicit": self._explicit,
@@ -232,15 +225,8 @@ class StoredCache(KeyValueCache):
         self._explicit = found.explicit
 
     def description(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            what: {"kind": type(part).__name__} | dataclasses.asdict(part)
-            for what, part in (("layout", self.layout), ("storage", self.storage))
-        }
-        if self._contents is not None:
-            shape = self._contents.shape._asdict() | {"device": None}
-            shape["dtype"] = str(shape["dtype"]).removeprefix("torch.")
-            facts |= {name: value for name, value in shape.items() if name != "device"}
-        return facts
+        shape = None if self._contents is None else self._contents.shape
+        return described(self.layout, self.storage, shape)
 
     def __repr__(self) -> str:
         return (
@@ -313,6 +299,23 @@ class StoredCache(KeyValueCache):
         k, v = rows.tensors
         return k, v, span.address, span.length, None, None
 
+    @property
+    def pages(self) -> Pages | None:
+        """The pages of exact tokens whose positions are their places; None: kept otherwise."""
+        contents = self._contents
+        return None if contents is None or contents.has_positions else contents.paged
+
+    def append_rows(self, table: Sequence[Sequence[int]], lengths: Sequence[int]) -> None:
+        """Adds rows that begin with pages of the same pool; where tokens lie in ``pages``.
+
+        Args:
+            table: Page numbers of each row.
+            lengths: Tokens that each row holds in its pages.
+        """
+        if self._contents is not None:
+            self._contents.extend(table, lengths)
+            self._lengths = [*self._lengths, *lengths]
+
     def takes_back(self, count: int, length: int) -> bool:
         """Whether a row of ``length`` tokens that gets ``count`` more can give them back, and is
         then as it was for every later query."""
@@ -377,33 +380,6 @@ class StoredCache(KeyValueCache):
                 "k or v requires a gradient, which rows that differ in length cannot carry: "
                 "append under torch.no_grad()"
             )
-
-    @staticmethod
-    def _selected(
-        contents: LayerKV,
-        stream: KVChunk,
-        new: AppendPlan,
-        before: list[int],
-        rows: list[int] | None,
-        columns: list[int] | None,
-    ) -> KVChunk:
-        """The tokens of some rows and columns, with positions where those are stored."""
-        if contents.has_positions:
-            where = new.positions
-            if where is None:
-                where = (
-                    torch.arange(stream.k.shape[2], device="cpu")
-                    + torch.tensor(before, device="cpu")[:, None]
-                )
-            stream = stream._replace(positions=where[:, None, :, None].to(stream.k.device))
-        if rows is not None:
-            stream = stream.of([x[rows] for x in stream.tensors()])
-        if columns is None:
-            return stream
-        first = columns[0] if columns else 0
-        if columns == list(range(first, first + len(columns))):
-            return stream.part(first, first + len(columns))
-        return stream.of([x[:, :, columns] for x in stream.tensors()])
 
     def _why_not_further(self) -> str:
         reasons = []

@@ -15,6 +15,42 @@ from polyhead.caches.source import NO_POSITION, InMemorySegment, StoredSegment, 
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 
 
+def selected(
+    contents: LayerKV,
+    stream: KVChunk,
+    new: AppendPlan,
+    before: list[int],
+    rows: list[int] | None,
+    columns: list[int] | None,
+) -> KVChunk:
+    """The tokens of some rows and columns, with positions where those are stored.
+
+    Args:
+        contents: Where they are going to be written.
+        stream: Keys and values ``[B, G, T, D]`` that arrive.
+        new: Their positions.
+        before: Tokens of each row before them.
+        rows: Batch rows; None: all.
+        columns: Tokens of each; None: all.
+    """
+    if contents.has_positions:
+        where = new.positions
+        if where is None:
+            where = (
+                torch.arange(stream.k.shape[2], device="cpu")
+                + torch.tensor(before, device="cpu")[:, None]
+            )
+        stream = stream._replace(positions=where[:, None, :, None].to(stream.k.device))
+    if rows is not None:
+        stream = stream.of([x[rows] for x in stream.tensors()])
+    if columns is None:
+        return stream
+    first = columns[0] if columns else 0
+    if columns == list(range(first, first + len(columns))):
+        return stream.part(first, first + len(columns))
+    return stream.of([x[:, :, columns] for x in stream.tensors()])
+
+
 def view(contents: LayerKV, *, explicit: bool) -> KeyValueSource:
     """Everything held.
 
