@@ -6,6 +6,8 @@ not an estimate of the allocator, it is the allocator's own description.
 
 from __future__ import annotations
 
+import math
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -188,6 +190,19 @@ def caches(
     shapes: list[HeadLayout] = [layer.attention for layer in model.layers]
     shapes += [layer.cross_attention for layer in model.layers if layer.cross_attention]
     return tuple(layer_cache(shape, kv_dtype, page_size, ranks) for shape in shapes)
+
+
+def token_bytes(model: TransformerConfig, kv_dtype: str) -> int:
+    """Bytes of one more token in the caches of all layers, while no window is full."""
+    return math.ceil(sum(layer.token_bytes for layer in caches(model, kv_dtype)))
+
+
+def free_memory() -> int:
+    """Bytes of memory that are free, as the system says; 4 GiB where it does not."""
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return 4 << 30
 
 
 def total_bytes(layers: Counter[LayerCache], tokens: int, batch_size: int) -> int:

@@ -9,13 +9,11 @@ others.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -24,47 +22,20 @@ from torch import Tensor
 from polyhead import native
 from polyhead._utils.checks import check_bool, check_int
 from polyhead.caches import ModelCache
-from polyhead.caches.shared_pool import SharedPool
-from polyhead.errors import InputError, UnsupportedError
+from polyhead.errors import InputError
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.rules import Rule
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.kernels.batch_invariant import batch_invariant
-from polyhead.planning.memory import caches
+from polyhead.planning.memory import free_memory, token_bytes
 from polyhead.serving.batches import Batches
-from polyhead.serving.prefixes import Prefixes
+from polyhead.serving.budget import Budget
 from polyhead.serving.requests import QueueFull, Request
 from polyhead.serving.row import Row
+from polyhead.serving.stats import EngineStats
 
 _SHARE = 0.5
 """Part of the free memory that caches may take by default."""
-
-
-@dataclass(frozen=True)
-class EngineStats:
-    """Counts of an engine.
-
-    Attributes:
-        live: Requests that are being computed.
-        queued: Requests that wait.
-        used_tokens: Tokens that live requests have room for, in whole pages.
-        free_tokens: Tokens that there is room for beside them.
-        pool_bytes: Bytes of all that room.
-        prompt_tokens: Tokens of prompts that were read so far.
-        output_tokens: Tokens that were written so far.
-        cached_tokens: Tokens of prompts that had been read before.
-        preemptions: Requests that were queued again.
-    """
-
-    live: int
-    queued: int
-    used_tokens: int
-    free_tokens: int
-    pool_bytes: int
-    prompt_tokens: int
-    output_tokens: int
-    cached_tokens: int = 0
-    preemptions: int = 0
 
 
 class Engine:
@@ -76,23 +47,25 @@ class Engine:
 
     Args:
         model: A decoder; the engine keeps it in evaluation mode.
-        max_tokens: Tokens of all caches together; None: half of the free memory, but no more than
-            ``max_rows`` whole contexts.
-        max_rows: Requests that are computed at a time.
-        max_queue: Requests that wait.
-        prompt_chunk: Tokens of prompts that are read in one round.
-        share_prefixes: Whether full pages of prompts are kept for later requests, while there is
-            room, those used longest ago first out.
+        max_tokens: Tokens of all caches together; default: half of the free memory, but no more
+            than ``max_rows`` whole contexts.
+        max_rows: Requests that are computed at a time; default 32.
+        max_queue: Requests that wait; default 256.
+        prompt_chunk: Tokens of prompts that are read in one round; default 256.
+        share_prefixes: Whether full pages of prompts are kept for later requests while there is
+            room, the least recently used given up first; default True.
         overcommit: Start requests when there is room for the prompt and a token; where room runs
-            out, the youngest gives back its memory, waits and is computed again.
-        batch_invariant: Compute within ``ph.batch_invariant()``; None: on a CPU with native code.
-        page_size: Tokens of a page.
+            out, the youngest gives back its memory, waits and is computed again. Default False: a
+            request starts when there is room for its prompt and its limit.
+        batch_invariant: Compute within ``ph.batch_invariant()``; default: on a CPU with native
+            code.
+        page_size: Tokens of a page; default 16.
 
     A model with layers that remember more than keys and values is computed row by row, without
     shared prefixes.
 
     Raises:
-        ValueError: A number out of range, by name.
+        ValueError: A number or flag that cannot be, by name.
     """
 
     def __init__(
@@ -114,23 +87,30 @@ class Engine:
         self.max_rows = check_int("max_rows", max_rows, least=1, error=ValueError)
         self.max_queue = check_int("max_queue", max_queue, least=1, error=ValueError)
         self.prompt_chunk = check_int("prompt_chunk", prompt_chunk, least=1, error=ValueError)
+        self.page_size = check_int("page_size", page_size, least=1, error=ValueError)
         weights = model.transformer.embedding.like
-        self._token_bytes = _token_bytes(model, str(weights.dtype).removeprefix("torch."))
         if max_tokens is None:
-            fitting = int(_free_memory() * _SHARE) // max(1, self._token_bytes)
+            each = token_bytes(model.config, str(weights.dtype).removeprefix("torch."))
+            fitting = int(free_memory() * _SHARE) // max(1, each)
             max_tokens = max(1, min(fitting, max_rows * model.config.max_positions))
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
         if batch_invariant is None:
             batch_invariant = weights.is_cpu and native.unavailable() is None
         self.batch_invariant = check_bool("batch_invariant", batch_invariant, error=ValueError)
-        self.page_size = check_int("page_size", page_size, least=1, error=ValueError)
-        self._pool = self._new_pool()
-        self._prefixes = Prefixes(self._pool) if share_prefixes and self._pool else None
+        with self._exactly(), torch.inference_mode():
+            self._budget = Budget(
+                self.model,
+                self.max_tokens,
+                self.page_size,
+                share_prefixes=share_prefixes,
+                overcommit=self.overcommit,
+            )
         self._lock, self._turn = threading.Condition(), threading.Lock()
         self._queue: deque[Row] = deque()
         self._rows: list[Row] = []
         self._reading: Row | None = None
-        self._batches = None if self._pool is None else Batches(self._pool)
+        pool = self._budget.pool
+        self._batches = None if pool is None else Batches(pool)
         self._read = self._written = self._cached = self._preemptions = 0
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -152,19 +132,28 @@ class Engine:
         Args:
             prompt: The text, or its tokens.
             max_new_tokens: New tokens at most.
-            stop: The text ends before this text, or before the first of several.
-            rules: Change the scores ``[1, V]`` of the next token, after those of the options.
-            logprobs: Log-probabilities of the tokens, and of so many likeliest in the place of
-                each; None: none.
-            deadline: Seconds from now in which it must end; None: any.
-            share_with: Requests of one name may share what they have in common.
+            stop: The text ends before this text, or before the first of several; default: only at
+                the model's stop tokens.
+            rules: Functions that change the scores ``[1, V]`` of the next token, called after
+                those of the options; default none.
+            logprobs: Also give the log-probability of each token, and those of so many likeliest
+                tokens in its place; default: none.
+            deadline: Seconds from now after which it ends, unfinished or not; default: no limit.
+            share_with: Requests share the pages of common prefixes only with requests of the same
+                name; default "".
             options: Fields of ``GenerationOptions``, such as ``temperature`` and ``seed``; no
-                beams.
+                beams. Default: the model's own.
+
+        Returns:
+            The request, whose pieces and result any thread may read. One without room for a token
+            has ended already.
 
         Raises:
-            QueueFull: As many requests wait as may.
-            InputError: An empty prompt, or one that needs more tokens than ``max_tokens``.
-            ContextLengthError, ValueError, TypeError: As ``LanguageModel.stream`` raises.
+            QueueFull: ``max_queue`` requests wait, or the engine is ending.
+            InputError: An empty prompt, or prompt and limit are longer than ``max_tokens``.
+            ContextLengthError: The prompt is longer than the model's context.
+            TypeError: An unknown option.
+            ValueError: An option out of range, by name.
         """
         row = Row(
             self.model,
@@ -196,8 +185,10 @@ class Engine:
     def step(self) -> bool:
         """One round: a token for every live request, and ``prompt_chunk`` tokens of prompts.
 
+        For callers without ``start``; errors of a request are in its result.
+
         Returns:
-            False where there was nothing to do.
+            False if there was nothing to do.
         """
         with self._turn:
             with self._lock:
@@ -211,16 +202,18 @@ class Engine:
             return busy
 
     def forget_prefixes(self) -> None:
-        """Gives back the pages that are kept for later requests."""
+        """Forgets the prefixes that no live request has, and gives the memory of free pages back.
+
+        The caches grow again as requests need them.
+        """
         with self._turn:
-            if self._prefixes is not None:
-                self._prefixes.evict(self._pages(self.max_tokens))
+            self._budget.forget_prefixes()
 
     def _exactly(self) -> AbstractContextManager[None]:
         return batch_invariant() if self.batch_invariant else nullcontext()
 
     def start(self) -> None:
-        """Starts the thread that steps."""
+        """Starts the thread that computes; does nothing if it runs."""
         with self._lock:
             if self._thread is None:
                 self._ending = False
@@ -228,7 +221,11 @@ class Engine:
                 self._thread.start()
 
     def close(self, timeout: float = 30.0) -> None:
-        """Ends the thread; requests that have not ended in ``timeout`` seconds are cancelled."""
+        """Ends the thread that computes, and refuses new requests.
+
+        Args:
+            timeout: Seconds that requests have to end; the others are then cancelled. Default 30.
+        """
         with self._lock:
             self._ending = True
             self._lock.notify_all()
@@ -252,32 +249,20 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts of now."""
         with self._lock:
-            total = self._pages(self.max_tokens) * self.page_size
+            total = self._budget.pages(self.max_tokens) * self.page_size
             live = [row for row in self._rows if not row.ended]
-            used = sum(self._pages(self._wanted(row)) for row in live) * self.page_size
-            used = min(used, total)  # rows share pages
+            used = self._budget.used(live)
             return EngineStats(
                 live=len(live),
                 queued=len(self._queue),
                 used_tokens=used,
                 free_tokens=total - used,
-                pool_bytes=total * self._token_bytes if self._pool is None else self._pool.bytes,
+                pool_bytes=self._budget.bytes,
                 prompt_tokens=self._read,
                 output_tokens=self._written,
                 cached_tokens=self._cached,
                 preemptions=self._preemptions,
             )
-
-    def _new_pool(self) -> SharedPool | None:
-        """Pages for all tokens, where every layer of the model can lie in them."""
-        pages = self._pages(self.max_tokens)
-        cache = self.model.new_cache(pages * self.page_size, kind="paged", page_size=self.page_size)
-        with self._exactly(), torch.inference_mode():
-            self.model.transformer(torch.zeros(1, 1, dtype=torch.int64), cache=cache, last=1)
-        try:
-            return SharedPool(cache)
-        except UnsupportedError:
-            return None
 
     def _run(self) -> None:
         while True:
@@ -289,7 +274,7 @@ class Engine:
 
     def _decode(self) -> None:
         """A token for every row that has read its prompt."""
-        self._make_room()
+        self._preempt()
         if self._batches is None:
             for row in [each for each in self._rows if each is not self._reading]:
                 self._step([row], None)
@@ -355,15 +340,10 @@ class Engine:
 
     def _finish_reading(self, row: Row) -> None:
         """Keeps the row's pages for others, and puts it among the rows of the batch."""
-        if self._pool is None or self._batches is None or row.cache is None:
-            self._drop([row] if row.ended else [])
-            return
-        if self._prefixes is not None:
-            pages = self._pool.pages_of(row.cache, 0, row.fed)
-            self._prefixes.add(row.all_ids[: row.fed], row.share_with, pages)
+        self._budget.keep_prefix(row)
         if row.ended:
             self._drop([row])
-        else:
+        elif self._batches is not None:
             self._batches.add(row)
 
     def _admit(self) -> Row | None:
@@ -372,51 +352,17 @@ class Engine:
             if not self._queue or len(self._rows) >= self.max_rows:
                 return None
             row = self._queue[0]
-            cache, fed = None, 0
-            if self._pool is None:
-                used = sum(each.tokens for each in self._rows)
-                if used + row.tokens > self.max_tokens:
-                    return None
-                cache = self.model.new_cache(row.tokens)
-            else:
-                ids = row.all_ids
-                prefix = [] if self._prefixes is None else self._prefixes.find(ids, row.share_with)
-                cache, fed = self._pool.row(prefix), len(prefix) * self._pool.page_size
-                lacking = self._pages(self._wanted(row)) - len(prefix) - self._unclaimed()
-                if lacking > 0:
-                    idle = 0 if self._prefixes is None else self._prefixes.idle()
-                    if lacking > idle or self._prefixes is None:
-                        cache.reset()
-                        return None
-                    self._prefixes.evict(lacking)
+            if (found := self._budget.cache_for(row, self._rows)) is None:
+                return None
             self._queue.popleft()
-            row.start(cache, fed)
+            row.start(*found)
             self._cached += row.cached
             self._rows.append(row)
             return row
 
-    def _pages(self, tokens: int) -> int:
-        return -(-tokens // self.page_size)
-
-    def _wanted(self, row: Row) -> int:
-        """Tokens that there must be room for before a row goes on."""
-        return row.length + 1 if self.overcommit else row.tokens
-
-    def _unclaimed(self) -> int:
-        """Free pages that no row is going to need."""
-        assert self._pool is not None
-        claims = 0
-        for row in self._rows:
-            claims += self._pages(self._wanted(row)) - self._pages(row.fed)
-        return self._pool.free - claims
-
-    def _make_room(self) -> None:
-        """Where more was promised than there is: preempts the youngest until a token fits."""
-        if self._pool is None or not self.overcommit:
-            return
-        while self._rows and (lacking := -self._unclaimed()) > 0:
-            if self._prefixes is not None and self._prefixes.evict(lacking):
-                continue
+    def _preempt(self) -> None:
+        """Where more was promised than there is: queues the youngest again until a token fits."""
+        while self._rows and not self._budget.has_room(self._rows):
             row = self._rows[-1]
             self._drop([row])
             row.restart()
@@ -432,25 +378,9 @@ class Engine:
             self._batches.drop(rows)
         for row in rows:
             if row.cache is not None:
-                if self._pool is not None:
-                    row.cache.reset()
+                row.cache.reset()
                 row.cache = None
             if row is self._reading:
                 self._reading = None
         with self._lock:
             self._rows = [row for row in self._rows if row not in rows]
-
-
-def _token_bytes(model: LanguageModel, dtype: str) -> int:
-    """Bytes that one more token takes in a cache."""
-    layers = caches(model.config, dtype)
-    most = model.config.max_positions
-    return sum(layer.bytes(most, 1) for layer in layers) // most + 1
-
-
-def _free_memory() -> int:
-    """Bytes of memory that are free, as the system says."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 4 << 30

@@ -1,7 +1,7 @@
-"""Prefixes that requests have in common, as a tree of full pages.
+"""Prefixes of requests, kept as a tree of full pages for later requests that begin the same way.
 
-A node is a page of tokens after those of its parents. The least recently used leaf that no request
-has goes first.
+A node is a page of tokens; its ancestors hold the tokens before them. A page stays when its last
+request ends. To free pages, the least recently used leaves that no request uses are removed first.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ class _Node:
 
 
 class Prefixes:
-    """The prefixes whose pages are kept.
+    """A tree of prefixes for each name; requests of different names share nothing.
 
     Args:
-        pool: Where the pages lie.
+        pool: The pool that the pages belong to.
     """
 
     def __init__(self, pool: SharedPool) -> None:
@@ -31,9 +31,9 @@ class Prefixes:
         self._roots: dict[str, _Node] = {}
 
     def find(self, ids: Sequence[int], name: str) -> list[Page]:
-        """The pages of the longest prefix of ``ids`` that was added under a name.
+        """The pages of the longest prefix of ``ids`` that is kept under ``name``.
 
-        At least one token is left over: it is read for its logits.
+        They never hold the last token, which must be computed for its logits.
         """
         node, found = self._roots.get(name), []
         for key in self._keys(ids[:-1]):
@@ -44,7 +44,7 @@ class Prefixes:
         return found
 
     def add(self, ids: Sequence[int], name: str, pages: Sequence[Page]) -> None:
-        """Keeps the full pages that hold ``ids``, those that are not there yet."""
+        """Keeps the full pages that hold ``ids`` under ``name``; pages already kept stay."""
         node = self._roots.setdefault(name, _Node(name, None, ()))
         for key, page in zip(self._keys(ids), pages, strict=False):
             if key not in node.children:
@@ -54,11 +54,18 @@ class Prefixes:
             self._use(node)
 
     def idle(self) -> int:
-        """Pages that only the tree keeps."""
+        """Number of kept pages that no request uses."""
         return sum(self._pool.is_idle(node.page) for node in self._nodes())
 
     def evict(self, pages: int) -> int:
-        """Gives back so many pages, or all that no request has; says how many."""
+        """Frees kept pages that no request uses.
+
+        Args:
+            pages: Number of pages to free.
+
+        Returns:
+            Number of pages freed: fewer if requests use the rest.
+        """
         wanted = pages
         while pages > 0:
             leaves = [

@@ -1,0 +1,139 @@
+"""Which requests there is memory for.
+
+Pages are promised to live requests, kept for later ones (prefixes), or free. A request is let in
+when what it may need is free, or becomes free by giving up prefixes that no request has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from polyhead.caches import ModelCache
+from polyhead.caches.shared_pool import SharedPool
+from polyhead.errors import UnsupportedError
+from polyhead.generation import LanguageModel
+from polyhead.planning.memory import token_bytes
+from polyhead.serving.prefixes import Prefixes
+from polyhead.serving.row import Row
+
+
+class Budget:
+    """The tokens of all caches of a model, and who has them.
+
+    Args:
+        model: A decoder.
+        tokens: Tokens of all caches together.
+        page_size: Tokens of a page.
+        share_prefixes: Whether full pages of prompts are kept for later requests.
+        overcommit: Whether a row counts with the tokens it has and one more, not with its limit.
+
+    Attributes:
+        tokens, page_size: As above.
+        pool: The pages; None where a layer of the model cannot lie in pages.
+        prefixes: The prefixes that are kept; None: none are.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        tokens: int,
+        page_size: int,
+        *,
+        share_prefixes: bool,
+        overcommit: bool,
+    ) -> None:
+        self._model, self._overcommit = model, overcommit
+        self.tokens, self.page_size = tokens, page_size
+        self.pool = self._new_pool()
+        self.prefixes = Prefixes(self.pool) if share_prefixes and self.pool else None
+
+    def _new_pool(self) -> SharedPool | None:
+        size = self.pages(self.tokens) * self.page_size
+        cache = self._model.new_cache(size, kind="paged", page_size=self.page_size)
+        # A first token settles shapes and dtypes.
+        self._model.transformer(torch.zeros(1, 1, dtype=torch.int64), cache=cache, last=1)
+        try:
+            return SharedPool(cache)
+        except UnsupportedError:
+            return None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tokens."""
+        pages = self.pages(self.tokens)
+        if self.pool is not None:
+            return pages * self.pool.page_bytes
+        weights = self._model.transformer.embedding.like
+        each = token_bytes(self._model.config, str(weights.dtype).removeprefix("torch."))
+        return pages * self.page_size * each
+
+    def pages(self, tokens: int) -> int:
+        """Pages that hold so many tokens of one row."""
+        return -(-tokens // self.page_size)
+
+    def used(self, rows: Sequence[Row]) -> int:
+        """Tokens that rows have room for, in whole pages."""
+        total = self.pages(self.tokens)
+        promised = sum(self.pages(self._wanted(row)) for row in rows)
+        return min(promised, total) * self.page_size  # rows share pages
+
+    def cache_for(self, row: Row, rows: Sequence[Row]) -> tuple[ModelCache, int] | None:
+        """A cache for one more row, and how many of its tokens that holds.
+
+        Args:
+            row: It.
+            rows: Those that are computed.
+
+        Returns:
+            None where there is no room.
+        """
+        if self.pool is None:
+            used = sum(each.tokens for each in rows)
+            fits = used + row.tokens <= self.tokens
+            return (self._model.new_cache(row.tokens), 0) if fits else None
+        prefix, kept = [], 0
+        if self.prefixes is not None:
+            prefix = self.prefixes.find(row.all_ids, row.share_with)
+        lacking = self.pages(self._wanted(row)) - len(prefix) - self._unclaimed(rows)
+        if lacking > 0 and self.prefixes is not None:
+            kept = self.prefixes.idle() - sum(map(self.pool.is_idle, prefix))
+        if lacking > kept:
+            return None
+        cache = self.pool.row(prefix)
+        if lacking > 0 and self.prefixes is not None:
+            self.prefixes.evict(lacking)
+        return cache, len(prefix) * self.page_size
+
+    def keep_prefix(self, row: Row) -> None:
+        """Keeps the full pages of a row's tokens for later requests."""
+        if self.pool is not None and self.prefixes is not None and row.cache is not None:
+            pages = self.pool.pages_of(row.cache, 0, row.fed)
+            self.prefixes.add(row.all_ids[: row.fed], row.share_with, pages)
+
+    def has_room(self, rows: Sequence[Row]) -> bool:
+        """Whether each of the rows can have one more token, if need be without kept prefixes."""
+        if self.pool is None or not self._overcommit:
+            return True
+        lacking = -self._unclaimed(rows)
+        if lacking > 0 and self.prefixes is not None:
+            lacking -= self.prefixes.evict(lacking)
+        return lacking <= 0
+
+    def forget_prefixes(self) -> None:
+        """Gives up all prefixes that no row has, and the memory of free pages."""
+        if self.prefixes is not None:
+            self.prefixes.evict(self.pages(self.tokens))
+        if self.pool is not None:
+            self.pool.shrink()
+
+    def _wanted(self, row: Row) -> int:
+        """Tokens that there must be room for before a row goes on."""
+        return row.length + 1 if self._overcommit else row.tokens
+
+    def _unclaimed(self, rows: Sequence[Row]) -> int:
+        """Free pages that none of the rows is going to need."""
+        assert self.pool is not None
+        claims = sum(self.pages(self._wanted(row)) - self.pages(row.fed) for row in rows)
+        return self.pool.free - claims

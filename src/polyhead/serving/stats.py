@@ -1,0 +1,32 @@
+"""What an engine counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Counts of an engine.
+
+    Attributes:
+        live: Requests that are being computed.
+        queued: Requests that wait.
+        used_tokens: Tokens that live requests have room for, in whole pages.
+        free_tokens: Tokens that there is room for beside them.
+        pool_bytes: Bytes of all that room.
+        prompt_tokens: Tokens of prompts that were read so far.
+        output_tokens: Tokens that were written so far.
+        cached_tokens: Tokens of prompts that had been read before.
+        preemptions: Requests that were queued again.
+    """
+
+    live: int
+    queued: int
+    used_tokens: int
+    free_tokens: int
+    pool_bytes: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    preemptions: int = 0
