@@ -34,6 +34,7 @@ AS_MODULES = {
     "kolibri1": "the bias of the choice of experts is added to logits",
     "mimo_v2_flash": "a factor of the values",
     "gemma4_text": "vectors of single layers, normalized values, keys of other layers",
+    "gemma3n_text": "several residual streams",
 }
 """Families of heads whose layers native code does not compute to their end, and why."""
 OPTIONS_AS_MODULES = {

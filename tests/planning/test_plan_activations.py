@@ -17,7 +17,12 @@ from torch import nn
 
 from allocations import measured
 from polyhead import native
-from polyhead.config import PerLayerEmbeddingConfig, PerLayerInputConfig, TransformerConfig
+from polyhead.config import (
+    AltUpConfig,
+    PerLayerEmbeddingConfig,
+    PerLayerInputConfig,
+    TransformerConfig,
+)
 from polyhead.layers import (
     AttentionConfig,
     CrossLayerAttentionConfig,
@@ -167,6 +172,21 @@ LAYERS = {
         LayerConfig(heads(8, 2, 16), NARROW, per_layer_input=PerLayerInputConfig(256)),
         share=0.6,
         vectors=PerLayerEmbeddingConfig(500, 256),
+    ),
+    "several streams": Case(
+        LayerConfig(
+            heads(),
+            NARROW,
+            norm_placement="sandwich",
+            per_layer_input=PerLayerInputConfig(16),
+            laurel_rank=16,
+            streams=AltUpConfig(),
+        ),
+        share=0.6,
+        vectors=PerLayerEmbeddingConfig(500, 16),
+    ),
+    "a sparse network": Case(
+        LayerConfig(heads(), FeedForwardConfig(1024, sparsity=0.9)), share=0.6
     ),
     "mixture": Case(LayerConfig(heads(), MixtureConfig(GATED, 4, 2))),
     "shared expert": Case(LayerConfig(heads(), MixtureConfig(NARROW, 4, 2, shared=GATED))),

@@ -42,11 +42,13 @@ from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConf
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
+from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
 
 __all__ = [
     "ALiBiConfig",
+    "AltUpConfig",
     "AttentionConfig",
     "AttentionSpan",
     "AudioConfig",
@@ -93,6 +95,7 @@ __all__ = [
     "SinusoidConfig",
     "SparseLatentAttentionConfig",
     "State",
+    "StreamsConfig",
     "SubNormAttentionConfig",
     "SubNormFeedForwardConfig",
     "Tail",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from polyhead.config.data import check_choice, check_positive, check_whole
+from polyhead.config.data import check_choice, check_positive, check_share, check_whole
 from polyhead.config.layout import Network, shared
 from polyhead.config.parameter_groups import ParameterGroup
 
@@ -34,6 +34,10 @@ class FeedForwardConfig(Network, kind="plain"):
 
     ``gate_scale`` is a factor of what enters the activation, ``out_scale`` of the output
     (Falcon-H1).
+
+    ``sparsity``: share of what enters the activation that is set to zero in each token, if its
+    numbers are normal: of each that is above mean + Φ⁻¹(sparsity) · deviation the excess is left
+    (Gemma 3n).
     """
 
     hidden_dim: int
@@ -46,12 +50,14 @@ class FeedForwardConfig(Network, kind="plain"):
     down_bias: bool | None = None
     gate_scale: float = 1.0
     out_scale: float = 1.0
+    sparsity: float = 0.0
 
     def __post_init__(self) -> None:
         check_whole("hidden_dim", self.hidden_dim)
         check_choice("activation", self.activation, ACTIVATIONS)
         if self.clamp is not None:
             check_positive("clamp", self.clamp)
+        check_share("sparsity", self.sparsity)
 
     @property
     def has_down_bias(self) -> bool:
@@ -70,7 +76,7 @@ class FeedForwardConfig(Network, kind="plain"):
 
     def peak_activation_elements(self, embed_dim: int, ranks: int) -> int:
         F, E = shared(self.hidden_dim, ranks), embed_dim
-        return max(2 * F, F + E)
+        return max((3 if self.sparsity else 2) * F, F + E)
 
     def widths(self) -> Mapping[str, int]:
         return {"hidden_dim": self.hidden_dim}

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.data import Data, check_choice
+from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.layout import HeadLayout, Network
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerInputConfig
+from polyhead.config.streams import StreamsConfig
 from polyhead.errors import ConfigError
 
 _SUM = (1.0, 1.0)
@@ -40,6 +41,10 @@ class LayerConfig(Data):
         output_scale: Whether what it gives is multiplied by a learned number (Gemma 4).
         feed_forward_out_norm: True: with norms before the parts, the feed-forward network's output
             has one too (A.X K1's layers with experts).
+        laurel_rank: Rank r of a learned augmented residual layer (LAuReL, Menghani et al. 2024,
+            arXiv 2411.07501; Gemma 3n): with n the attention's input, attention gives
+            (x + f(n) + n + norm(W W' n)) / √2, W' to r features and W from them; None: x + f(n).
+        streams: How it reads and writes several residual streams; None: there is one.
     """
 
     attention: HeadLayout
@@ -56,6 +61,8 @@ class LayerConfig(Data):
     feed_forward_out_norm: bool = False
     attention_mix: tuple[float, float] = _SUM
     feed_forward_mix: tuple[float, float] = _SUM
+    laurel_rank: int | None = None
+    streams: StreamsConfig | None = None
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -95,13 +102,38 @@ class LayerConfig(Data):
                 "attention_norm=False belongs to norm_placement 'pre' without parallel: got "
                 f"{self.norm_placement!r}, parallel={self.parallel!r}"
             )
-
+        self._check_streams()
         if self.feed_forward_out_norm and (
             self.norm_placement != "pre" or self.parallel is not None
         ):
             raise ConfigError(
                 "feed_forward_out_norm belongs to norm_placement 'pre' without parallel: got "
                 f"{self.norm_placement!r}, parallel={self.parallel!r}"
+            )
+
+    def _check_streams(self) -> None:
+        """Raises where LAuReL or streams do not go with the other fields."""
+        if self.laurel_rank is not None:
+            check_whole("laurel_rank", self.laurel_rank)
+            if self.norm_placement not in ("pre", "sandwich") or self.parallel is not None:
+                raise ConfigError(
+                    "laurel_rank belongs to norm_placement 'pre' or 'sandwich' without parallel: "
+                    f"got {self.norm_placement!r}, parallel={self.parallel!r}"
+                )
+        if self.streams is None or self.streams.around_layer:
+            return
+        plain: dict[str, object] = {
+            "laurel_rank": None,
+            "per_layer_input": None,
+            "output_scale": False,
+        }
+        plain |= {"parallel": None, "attention_mix": _SUM, "feed_forward_mix": _SUM}
+        changed = [name for name, value in plain.items() if getattr(self, name) != value]
+        if changed or self.norm_placement == "post":
+            raise ConfigError(
+                f"{type(self.streams).__name__} is around each part of a layer, which goes with "
+                f"norms before or behind the parts and without {', '.join(plain)}: got "
+                f"{', '.join(changed) or 'norm_placement=post'}"
             )
 
     def has_norm(self, part: str) -> bool:
@@ -136,6 +168,13 @@ class LayerConfig(Data):
         return kept, added * self.residual_scale
 
     @property
+    def only_adds(self) -> bool:
+        """Whether all that it does is to add its parts' outputs to one residual stream."""
+        mixes = any(self.mix(part)[0] != 1.0 for part in self.parts) or self.laurel_rank is not None
+        scaled = self.norm_placement == "post" or self.output_scale
+        return not mixes and not scaled and self.streams is None
+
+    @property
     def parts(self) -> tuple[str, ...]:
         """What the layer consists of, in the order of a call."""
         parts = "attention", "cross_attention", "feed_forward"
@@ -160,9 +199,19 @@ class LayerConfig(Data):
             yield from self.cross_attention.parameter_groups(embed_dim, context_dim)
         if self.feed_forward is not None:
             yield from self.feed_forward.parameter_groups(embed_dim)
-        if self.per_layer_input is not None:
-            yield from self.per_layer_input.parameter_groups(embed_dim)
-        if self.output_scale:
-            yield ParameterGroup("norms", 1, 1, multiplied=False)
+        yield from self.residual_parameter_groups(embed_dim)
         norm = ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
         yield from [norm] * self.norms
+
+    def residual_parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
+        """The parameters of what changes the residual stream beside attention and network."""
+        if self.per_layer_input is not None:
+            yield from self.per_layer_input.parameter_groups(embed_dim)
+        if self.laurel_rank is not None:
+            yield ParameterGroup("feed_forward", 1, 2 * self.laurel_rank * embed_dim)
+            yield ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
+        if self.streams is not None:
+            for _ in (0,) if self.streams.around_layer else self.parts:
+                yield from self.streams.parameter_groups(embed_dim)
+        if self.output_scale:
+            yield ParameterGroup("norms", 1, 1, multiplied=False)

@@ -45,11 +45,13 @@ class PerLayerInputConfig(Data):
         dim: Features P of the vector.
         activation: Of the gate.
         norm: Over what is added.
+        input_scale: Whether what the gate reads is multiplied by a learned vector (Gemma 3n).
     """
 
     dim: int
     activation: Activation = "gelu_tanh"
     norm: NormConfig = field(default_factory=NormConfig)
+    input_scale: bool = False
 
     def __post_init__(self) -> None:
         check_whole("per_layer_input dim", self.dim)
@@ -59,3 +61,5 @@ class PerLayerInputConfig(Data):
         """All parameters."""
         yield ParameterGroup("feed_forward", 1, 2 * self.dim * embed_dim)
         yield ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
+        if self.input_scale:
+            yield ParameterGroup("norms", 1, embed_dim, multiplied=False)

@@ -20,6 +20,7 @@ from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.per_layer import PerLayerEmbeddingConfig
+from polyhead.config.streams import StreamsConfig
 from polyhead.errors import ConfigError
 
 
@@ -126,6 +127,7 @@ class TransformerConfig(Data):
         if self.kind != "encoder-decoder" and self.encoder != EncoderConfig():
             raise ConfigError(f"encoder belongs to kind 'encoder-decoder': got kind={self.kind!r}")
         _check_per_layer(self)
+        _check_streams(self)
         if self.kind != "encoder" and self.embedding.token_dropout is not None:
             raise ConfigError(
                 f"token_dropout counts the tokens of a whole text: it belongs to kind 'encoder', "
@@ -222,6 +224,11 @@ class TransformerConfig(Data):
             encoder=EncoderConfig(embedding),
         )
 
+    @property
+    def streams(self) -> StreamsConfig | None:
+        """The residual streams between ``layers``, the same in all; None: there is one."""
+        return self.layers[0].streams
+
     def _check_head(self) -> None:
         if self.task is not None and self.head is not None:
             raise ConfigError(f"a task head needs head=None: got head={self.head!r}")
@@ -255,6 +262,18 @@ def _check_per_layer(config: TransformerConfig) -> None:
             )
     if any(layer.per_layer_input is not None for layer in config.encoder_layers):
         raise ConfigError("encoder_layers read no per_layer_input: there is none in an encoder")
+
+
+def _check_streams(config: TransformerConfig) -> None:
+    """Raises unless all layers have the same residual streams."""
+    for i, layer in enumerate(config.layers):
+        if layer.streams != config.streams:
+            raise ConfigError(
+                f"layers must have the same streams: got {config.streams} in layer 0, "
+                f"{layer.streams} in layer {i}"
+            )
+    if any(layer.streams is not None for layer in config.encoder_layers):
+        raise ConfigError("encoder_layers have one residual stream: got streams")
 
 
 def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:

@@ -67,7 +67,7 @@ def read(keys: Keys) -> TransformerConfig:
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"), weight_offset=1.0)
     keys.take("_sliding_window_pattern", None)  # follows from layer_types
     biased, scalar = keys.flag("attention_bias"), keys.positive("query_pre_attn_scalar")
-    ropes = _read_ropes(keys, sizes.head_dim, sizes.max_positions)
+    ropes = read_both_ropes(keys, sizes.head_dim, sizes.max_positions)
     attention = sizes.attention(
         qkv_bias=biased,
         out_bias=biased,
@@ -114,7 +114,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
-def _read_ropes(keys: Keys, head_dim: int, max_positions: int) -> dict[str, RopeConfig]:
+def read_both_ropes(keys: Keys, head_dim: int, max_positions: int) -> dict[str, RopeConfig]:
     """The rotary embedding of each kind of layer, in both spellings."""
     values = keys.take("rope_parameters", None)
     if values is None:

@@ -100,10 +100,7 @@ def read(keys: Keys) -> TransformerConfig:
                 values_from_keys=one_projection and kind == FULL,
             )
         )
-    first = count - keys.whole("num_kv_shared_layers")
-    if not 0 < first <= count:
-        raise keys.refused("num_kv_shared_layers", count - first, f"0 to {count - 1} layers")
-    _share(keys, attentions, kinds, first)
+    first = share_keys(keys, attentions, kinds)
     activation, hidden = read_activation(keys, "hidden_activation"), keys.size("intermediate_size")
     wide = 2 if keys.flag("use_double_wide_mlp") else 1
     input_config = PerLayerInputConfig(dim, activation, norm) if dim else None
@@ -166,8 +163,24 @@ def _read_overrides(
     return found
 
 
-def _share(keys: Keys, attentions: list[AttentionConfig], kinds: list[str], first: int) -> None:
-    """Layers from ``first`` on read the keys of the last layer of their kind before it."""
+def share_keys(keys: Keys, attentions: list[AttentionConfig], kinds: list[str]) -> int:
+    """Makes the last layers read the keys of the last layer of their kind before them.
+
+    Args:
+        keys: Keys of config.json.
+        attentions: Of all layers; those of the last, and of what they read, are replaced.
+        kinds: Of the same layers, full or with a window.
+
+    Returns:
+        The first layer that reads another's keys.
+
+    Raises:
+        ConfigError: No layer is left to read from.
+    """
+    count = len(kinds)
+    first = count - keys.whole("num_kv_shared_layers")
+    if not 0 < first <= count:
+        raise keys.refused("num_kv_shared_layers", count - first, f"0 to {count - 1} layers")
     for i in range(first, len(kinds)):
         sources = [j for j in range(first) if kinds[j] == kinds[i]]
         if not sources:
@@ -183,6 +196,18 @@ def _share(keys: Keys, attentions: list[AttentionConfig], kinds: list[str], firs
         attentions[i] = CrossLayerAttentionConfig(
             source.num_heads, source.num_kv_heads, source.head_dim, keys_of=sources[-1], **own
         )
+    return first
+
+
+def per_layer_sizes(config: TransformerConfig) -> dict[str, Any]:
+    """Keys of the vectors of single layers."""
+    vectors = config.per_layer_embedding
+    return {
+        "hidden_size_per_layer_input": 0 if vectors is None else vectors.dim,
+        "vocab_size_per_layer_input": (
+            config.vocab_size if vectors is None else vectors.vocab_size
+        ),
+    }
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
@@ -193,7 +218,6 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     narrow = next((each for each in found if each.window is not None), found[0])
     base = {"head_dim": narrow.head_dim, "num_key_value_heads": narrow.num_kv_heads}
     sizes = [{"head_dim": a.head_dim, "num_key_value_heads": a.num_kv_heads} for a in found]
-    vectors = config.per_layer_embedding
     heads = {FULL if a.window is None else SLIDING: a for a in found}
     return {
         **base,
@@ -205,10 +229,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         "enable_moe_block": experts is not None,
         **(_write_experts(experts) if experts is not None else {}),
         "use_double_wide_mlp": last.hidden_dim != network.hidden_dim,
-        "hidden_size_per_layer_input": 0 if vectors is None else vectors.dim,
-        "vocab_size_per_layer_input": (
-            config.vocab_size if vectors is None else vectors.vocab_size
-        ),
+        **per_layer_sizes(config),
         "per_layer_config": {
             str(i): {key: size for key, size in own.items() if size != base[key]}
             for i, own in enumerate(sizes)
@@ -243,29 +264,42 @@ def _write_ropes(heads: Mapping[str, AttentionConfig]) -> dict[str, Any]:
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
     """The table of names; files may hold projections of keys that no layer reads."""
-    first = values["num_hidden_layers"] - (values.get("num_kv_shared_layers") or 0)
-    sharing = "|".join(str(i) for i in range(first, values["num_hidden_layers"]))
-    reason = "the layer reads the keys and values of another"
-    unread = rf"layers\.({sharing})\.self_attn\.[kv]_(proj|norm)\..+"
-    table = SANDWICH.extended(
-        *under(
-            "layers.{i}.",
-            "layers.{i}.",
-            {
-                "layer_scalar": "output_scale",
-                "per_layer_input_gate": "per_layer_input.gate_proj",
-                "per_layer_projection": "per_layer_input.o_proj",
-                "post_per_layer_input_norm": "per_layer_input.norm",
-            },
-        ),
-        Rule("embed_tokens_per_layer", "per_layer_embedding.tokens"),
-        Rule("per_layer_model_projection", "per_layer_embedding.projection"),
-        Rule("per_layer_projection_norm", "per_layer_embedding.norm"),
-    )
+    table = SANDWICH.extended(Rule("layers.{i}.layer_scalar", "layers.{i}.output_scale"), *VECTORS)
     if values.get("enable_moe_block"):
         table = table.extended(*_WITH_EXPERTS)
+    return without_unread_keys(table, values)
+
+
+def without_unread_keys(table: Tensors, values: Mapping[str, Any]) -> Tensors:
+    """The table of a file that may hold projections of keys that no layer reads.
+
+    Args:
+        table: Of all other tensors.
+        values: config.json's object.
+    """
+    shared = values.get("num_kv_shared_layers") or 0
+    count = values["num_hidden_layers"]
+    sharing = "|".join(str(i) for i in range(count - shared, count))
+    reason = "the layer reads the keys and values of another"
+    unread = rf"layers\.({sharing})\.self_attn\.[kv]_(proj|norm)\..+"
     return replace(table, dropped={**table.dropped, unread: reason}) if sharing else table
 
+
+VECTORS = (
+    *under(
+        "layers.{i}.",
+        "layers.{i}.per_layer_input.",
+        {
+            "per_layer_input_gate": "gate_proj",
+            "per_layer_projection": "o_proj",
+            "post_per_layer_input_norm": "norm",
+        },
+    ),
+    Rule("embed_tokens_per_layer", "per_layer_embedding.tokens"),
+    Rule("per_layer_model_projection", "per_layer_embedding.projection"),
+    Rule("per_layer_projection_norm", "per_layer_embedding.norm"),
+)
+"""Names of the vectors of single layers."""
 
 _LAYER, _NETWORK = "layers.{i}.", "layers.{i}.feed_forward."
 _WITH_EXPERTS = (

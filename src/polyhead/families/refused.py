@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _RECURRENT = "its layers are linear recurrences, not attention"
-_ALTUP = "its layers exchange several residual streams (AltUp) and share keys between layers"
 _STREAMS = "each layer mixes several residual streams by learned weights (hyper-connections)"
 _CONTENT = "its scores depend on the content of queries and the distance of keys"
 _DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
@@ -35,8 +34,6 @@ REFUSED: Mapping[str, str] = {
     "reformer": "it attends within buckets of a hash",
     "xlnet": "it attends in two streams over permuted tokens",
     "transfo-xl": "its scores depend on the content of relative positions",
-    "gemma3n": _ALTUP,
-    "gemma3n_text": _ALTUP,
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
     "longcat_flash": "its experts read the first half of a layer and join the stream behind the "

@@ -37,11 +37,16 @@ class HeadCircuits:
 
     Raises:
         InputError: The model has no such layer.
-        UnsupportedError: Attention of another layout, whose factors are others.
+        UnsupportedError: Attention of another layout, whose factors are others, or several
+            residual streams.
     """
 
     def __init__(self, model: torch.nn.Module, layer: int) -> None:
         self._transformer = transformer_of(model)
+        if (streams := self._transformer.config.streams) is not None:
+            raise UnsupportedError(
+                f"circuits need one residual stream that heads read and write: got {streams}"
+            )
         module = projections_of(self._transformer, layer)
         H, G = module.num_heads, module.num_kv_heads
         block = layer_of(self._transformer, layer)

@@ -35,22 +35,19 @@ class Contributions:
         ids: ``[B, T]``.
 
     Raises:
-        UnsupportedError: A post-norm model, whose stream is rescaled at every layer, or latent
-            attention.
+        UnsupportedError: A post-norm model, whose stream is rescaled at every layer, several
+            residual streams, or latent attention.
     """
 
     def __init__(self, model: nn.Module, ids: Tensor) -> None:
         self._model = transformer_of(model)
         count = len(self._model.layers)
         layers = [layer_of(self._model, i) for i in range(count)]
-        if any(
-            layer.config.norm_placement == "post" or layer.config.mix(part)[0] != 1.0
-            for layer in layers
-            for part in layer.config.parts
-        ):
+        if not all(layer.config.only_adds for layer in layers):
             raise UnsupportedError(
                 "contributions need pre-norm or sandwich layers: a post-norm layer, or one with a "
-                "factor of the residual path, rescales the whole residual stream"
+                "factor of the residual path, rescales the whole residual stream, and several "
+                "streams (AltUp) are mixed by every layer"
             )
         self._outputs: list[Tensor] = []
         self._inputs: dict[nn.Module, Tensor] = {}

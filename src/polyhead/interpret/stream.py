@@ -4,7 +4,7 @@
 
 x is the residual stream. After every layer the model's own final norm and head say which token it
 would name if it ended there: the logit lens (nostalgebraist 2020). The guess after the last layer
-is the model's prediction.
+is the model's prediction. Of several residual streams this is what the model's end joins them to.
 
 Letters: L layers, T tokens, E embed size.
 """
@@ -123,12 +123,13 @@ class Stream:
     def _enter(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._states:
             return
-        x = inputs[0]
+        x = self._joined(inputs[0])
         tokens, row = x.shape[1], x.shape[-1] * x.element_size() * (len(self._model.layers) + 1)
         self.first = max(0, tokens - max(1, self._most_bytes // row))
         self._keep(x)
 
     def _layer(self, absent: Iterable[str], layer: nn.Module, inputs: Any, x: Tensor) -> None:
+        x = self._joined(x)
         self._keep(x)
         for part in absent:
             self._measure(part, torch.zeros_like(x))
@@ -136,6 +137,10 @@ class Stream:
 
     def _part(self, name: str, scale: float, module: nn.Module, inputs: Any, x: Tensor) -> None:
         self._measure(name, x * scale if scale != 1.0 else x)
+
+    def _joined(self, x: Tensor) -> Tensor:
+        streams = self._model.streams
+        return x if streams is None else streams.leave(x)
 
     def _keep(self, x: Tensor) -> None:
         self._states.append(x[0, self.first :].detach().clone())

@@ -9,6 +9,7 @@ Shape letters: B batch, T tokens, E embed size, F hidden size.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from typing import ClassVar, Self
 
@@ -133,6 +134,7 @@ class FeedForward(Fixed):
         self.hidden_dim, bias = config.hidden_dim, config.bias
         self._is_clamped = config.clamp is not None or config.up_offset != 0.0
         self._is_scaled = config.gate_scale != 1.0 or config.out_scale != 1.0
+        self._cutoff = statistics.NormalDist().inv_cdf(config.sparsity) if config.sparsity else None
         gate = nn.Linear(embed_dim, self.hidden_dim, bias=bias) if self.gated else None
         self.register_module("gate_proj", gate)
         self.up_proj = nn.Linear(embed_dim, self.hidden_dim, bias=bias)
@@ -161,7 +163,7 @@ class FeedForward(Fixed):
         it.
         """
         number, config = ACTIVATIONS.get(self.activation), self.config
-        if number is None or self._is_scaled:
+        if number is None or self._is_scaled or self._cutoff is not None:
             return None
         clamp = math.inf if config.clamp is None else config.clamp
         if self.activation != "xielu":
@@ -188,7 +190,7 @@ class FeedForward(Fixed):
             return hidden.mul_(self._clamped(self.up_proj(x)))
         gates, values = fused.linears(x, gate, self.up_proj)
         joined = None
-        if not self._is_clamped and not self._is_scaled:
+        if not self._is_clamped and not self._is_scaled and self._cutoff is None:
             joined = fused.gated(gates, values, self.activation, self._activated)
         return self._activated(gates) * self._clamped(values) if joined is None else joined
 
@@ -197,6 +199,10 @@ class FeedForward(Fixed):
             x = x * self.config.gate_scale
         if self.config.clamp is not None:
             x = x.clamp(max=self.config.clamp)
+        if self._cutoff is not None:
+            mean = x.mean(-1, keepdim=True)
+            deviation = (x - mean).square().mean(-1, keepdim=True).sqrt()
+            x = torch.relu(x - (mean + deviation * self._cutoff))
         if self.activation == "xielu":
             activated: Tensor = self.xielu(x)
             return activated

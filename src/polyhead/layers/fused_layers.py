@@ -24,7 +24,15 @@ from polyhead.caches import (
 from polyhead.caches.reserved import KVSegment
 from polyhead.layers.exact import ExactType, guarded_attributes
 from polyhead.layers.native_export import NotExportableError
-from polyhead.layers.native_layer import NETWORK, ROPE, NativeLayer, export_layer, has_hooks, phrase
+from polyhead.layers.native_layer import (
+    NETWORK,
+    ROPE,
+    NativeLayer,
+    export_layer,
+    has_hooks,
+    never,
+    phrase,
+)
 from polyhead.layers.repeated_step import FIELDS, RepeatedStep
 from polyhead.native import Code, batch_invariant, is_plain
 from polyhead.native.arguments import Guard
@@ -52,7 +60,7 @@ class PlannedLayer:
         self.layer = weakref.ref(layer)
         self._fitting: weakref.ref[object] | None = None
         self.known: NativeLayer | None = None
-        self.why = ""
+        self.why = never(layer)
         self._refused: tuple[torch.dtype, int, Guard] | None = None
 
     def native_layer(

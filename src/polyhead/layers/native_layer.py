@@ -162,6 +162,14 @@ def _unknown(config: LayerConfig) -> str:
     return f"{type(config.feed_forward).__name__} parallel to attention"
 
 
+def never(layer: nn.Module) -> str:
+    """Why native code computes no layer of this configuration, as a phrase; empty: it may."""
+    config = getattr(layer, "config", None)
+    if not isinstance(config, LayerConfig) or last_part(config):
+        return ""
+    return f"native code does not compute {_unknown(config)}"
+
+
 def export_layer(
     code: Code, layer: nn.Module, x: Tensor, changed: Mapping[type, str]
 ) -> NativeLayer:
@@ -183,7 +191,7 @@ def export_layer(
     attention = parts["attention"]
     last = last_part(config)
     if not last:
-        raise NotExportableError(f"native code does not compute {_unknown(config)}")
+        raise NotExportableError(never(layer))
     if changed:
         for each in layer.modules():
             if (change := changed.get(type(each))) is not None:

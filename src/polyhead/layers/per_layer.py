@@ -49,6 +49,8 @@ class PerLayerEmbedding(Fixed):
         made = self.norm(made.view(shape))
         # Rounded to the weights' dtype first, as the embedding's own scale is.
         scale = torch.full((), math.sqrt(self.config.dim), dtype=x.dtype, device=x.device)
+        # Ids beyond the table, which are no text, read its first row.
+        ids = torch.where((ids >= 0) & (ids < self.config.vocab_size), ids, 0)
         made = made + (self.tokens(ids) * scale).view(shape)
         return made * 2**-0.5
 
@@ -67,6 +69,12 @@ class PerLayerInput(Fixed):
         self.gate_proj = nn.Linear(embed_dim, config.dim, bias=False)
         self.o_proj = nn.Linear(config.dim, embed_dim, bias=False)
         self.norm = build_norm(embed_dim, config.norm)
+        if config.input_scale:
+            self.input_scale = nn.Parameter(torch.zeros(embed_dim))
+
+    def reset_parameters(self) -> None:
+        if self.config.input_scale:
+            nn.init.zeros_(self.input_scale)
 
     def forward(self, x: Tensor, handed: Handed | None) -> Tensor:
         """``[B, T, E]`` to the same.
@@ -74,9 +82,15 @@ class PerLayerInput(Fixed):
         Raises:
             ValueError: The layer was called by itself.
         """
+        return x + self.made(x, handed)
+
+    def made(self, x: Tensor, handed: Handed | None) -> Tensor:
+        """What is added to ``x``; takes the arguments of a call."""
         vectors: Tensor = handed_to(handed, "per_layer_input", READS)
         assert handed is not None
+        if self.config.input_scale:
+            x = x * self.input_scale
         h: Tensor = activate(linear(x, self.gate_proj), self.config.activation)
         h = linear(h * vectors[:, :, handed.layer], self.o_proj)
-        h = self.norm(h)
-        return x + h
+        made: Tensor = self.norm(h)
+        return made

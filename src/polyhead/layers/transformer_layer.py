@@ -7,7 +7,8 @@
     parallel   x + a(norm(x)) + f(norm(x))  GPT-J, and with a norm for each GPT-NeoX
 
 with f the self-attention, then (in an encoder-decoder) the attention to the encoder's output, then
-the feed-forward network.
+the feed-forward network. With several residual streams x is read from them before the layer, or
+before each f, and what is made is written back (``streams.py``).
 
 Shape letters: B batch, T tokens, S tokens of the context, E embed size.
 """
@@ -15,7 +16,8 @@ Shape letters: B batch, T tokens, S tokens of the context, E embed size.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal, Self
+from functools import partial
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -38,11 +40,13 @@ from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
 from polyhead.layers.handed import Handed
+from polyhead.layers.laurel import Laurel
 from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, LAYER_TYPES, NETWORK
 from polyhead.layers.norms import build_norm
 from polyhead.layers.per_layer import PerLayerInput
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import build_attention, build_network
+from polyhead.layers.streams import StreamMixer, build_mixer
 from polyhead.semantics import Bias, Mask
 from polyhead.semantics.argument_hints import other_names, refuse
 
@@ -175,6 +179,14 @@ class TransformerLayer(Fixed):
         self.add_module("feed_forward", module)
         if config.per_layer_input is not None:
             self.per_layer_input = PerLayerInput(embed_dim, config.per_layer_input)
+        if config.laurel_rank is not None:
+            self.laurel = Laurel(embed_dim, config.laurel_rank, config.norm)
+        self._mixes_parts = config.streams is not None and not config.streams.around_layer
+        if config.streams is not None:
+            for name in (
+                [f"{p}_streams" for p in config.parts] if self._mixes_parts else ["streams"]
+            ):
+                self.add_module(name, build_mixer(embed_dim, config.streams))
         if config.output_scale:
             self.output_scale = nn.Parameter(torch.ones(1))
         for part in config.parts:
@@ -203,10 +215,10 @@ class TransformerLayer(Fixed):
         handed: Handed | None = None,
         **unknown: Any,
     ) -> Tensor:
-        """``[B, T, E]`` to ``[B, T, E]``.
+        """``[B, T, E]`` to ``[B, T, E]``, or ``[B, T, n, E]`` of n residual streams to the same.
 
         Args:
-            x: ``[B, T, E]``.
+            x: ``[B, T, E]`` or ``[B, T, n, E]``.
             context: ``[B, S, E]`` the encoder's output, for a layer with cross-attention.
             mask: Who may look at whom among ``x`` (and what the cache holds).
             context_mask: Who may look at which tokens of the context.
@@ -280,8 +292,39 @@ class TransformerLayer(Fixed):
             handed: What layers of the same call hand on.
             **attention: What only the self-attention is given.
         """
+        given: dict[str, Any] = {
+            "context_mask": context_mask, "context_cache": context_cache, "kernel": kernel,
+            "handed": handed, **attention,
+        }  # fmt: skip
+        own = None if self.config.per_layer_input is None else self.per_layer_input
+        if (mixer := self._around) is None:
+            x = self._computed(x, done, context, **given)
+            if own is not None:
+                x = own(x, handed)
+        else:
+            x, kept = mixer.read(x)
+            x = mixer.write(kept, self._computed(x, done, context, **given))
+            del kept
+            if own is not None:
+                x = mixer.beside(x, partial(own.made, handed=handed))
+        return x * self.output_scale if self.config.output_scale else x
+
+    def _computed(
+        self,
+        x: Tensor,
+        done: int,
+        context: Tensor | None,
+        *,
+        context_mask: Mask | None,
+        context_cache: KeyValueCache | None,
+        kernel: str,
+        handed: Handed | None,
+        **attention: Any,
+    ) -> Tensor:
+        """What attention and network behind the first ``done`` parts make of ``x``."""
         if done < ATTENTION:
-            h = self._entered(x, "attention_norm")
+            h, x = self._entered(x, "attention")
+            normed = h if self.config.laurel_rank is not None else None
             if self._hands:
                 attention["handed"] = handed
             beside = self._beside(x, h) if self.config.parallel is not None else None
@@ -289,20 +332,20 @@ class TransformerLayer(Fixed):
             if beside is not None:
                 return self._joined(x, h + beside, "attention")
             x = self._joined(x, h, "attention")
+            if normed is not None:
+                x = self.laurel(x, normed)
+            del normed
         if done < CROSS_ATTENTION and self.cross_attention is not None:
-            h = self._entered(x, "cross_attention_norm")
+            h, x = self._entered(x, "cross_attention")
             h = self.cross_attention(
                 h, context, mask=context_mask, cache=context_cache, kernel=kernel
             )
             x = self._joined(x, h, "cross_attention")
         if done < NETWORK and self.feed_forward is not None:
-            h = self._entered(x, "feed_forward_norm")
+            h, x = self._entered(x, "feed_forward")
             h = self.feed_forward(h)
             x = self._joined(x, h, "feed_forward")
-        if self.config.per_layer_input is not None:
-            h = x  # what the network gave is freed
-            x = self.per_layer_input(x, handed)
-        return x * self.output_scale if self.config.output_scale else x
+        return x
 
     def _beside(self, x: Tensor, normed: Tensor) -> Tensor:
         """The output of a feed-forward network that runs parallel to attention."""
@@ -312,12 +355,23 @@ class TransformerLayer(Fixed):
         made: Tensor = self.feed_forward(normed)
         return made
 
-    def _entered(self, x: Tensor, norm: str) -> Tensor:
-        """The input of a part, by the placement of norms."""
-        module = self._modules[norm] if self._norms_in else None
-        return x if module is None else module(x)
+    def _entered(self, x: Tensor, part: str) -> tuple[Tensor, Any]:
+        """The input of a part, by the placement of norms, and what ``_joined`` adds to."""
+        kept: Any = x
+        if self._mixes_parts:
+            x, kept = self._mixer(part).read(x)
+        module = self._modules[f"{part}_norm"] if self._norms_in else None
+        return (x if module is None else module(x)), kept
 
-    def _joined(self, x: Tensor, h: Tensor, part: str) -> Tensor:
+    def _mixer(self, part: str) -> StreamMixer:
+        return cast(StreamMixer, self._modules[f"{part}_streams"])
+
+    @property
+    def _around(self) -> StreamMixer | None:
+        """What reads and writes residual streams around the whole layer."""
+        return cast("StreamMixer | None", self._modules.get("streams"))
+
+    def _joined(self, x: Any, h: Tensor, part: str) -> Tensor:
         """Adds a part's output to the residual path ``x``, by the placement of norms."""
         out_norm = self._modules[f"{part}_out_norm"]
         if out_norm is not None:
@@ -326,13 +380,14 @@ class TransformerLayer(Fixed):
         kept, added = getattr(self, f"_{part}_mix")
         if added != 1.0:
             h = h * added
+        if self._mixes_parts:
+            return self._mixer(part).write(x, dropped(h, p) if p else h)
         if kept != 1.0:
             x = x * kept
-        x = dropped(h, p, plus=x) if p else x + h
+        joined: Tensor = dropped(h, p, plus=x) if p else x + h
         if self._post:
-            normed: Tensor = getattr(self, f"{part}_norm")(x)
-            return normed
-        return x
+            joined = getattr(self, f"{part}_norm")(joined)
+        return joined
 
 
 LAYER_TYPES.append(ExactType(TransformerLayer))

@@ -14,9 +14,11 @@ class ParameterCounts:
     """Parameters per part; a tensor that two parts share is counted once, in the first.
 
     Attributes:
-        embedding: Tokens, learned positions, segments, frontends; an encoder's own too.
+        embedding: Tokens, learned positions, segments, frontends; an encoder's own too; what makes
+            several residual streams and joins them.
         attention: All projections and sinks; 4 · E² per layer of plain MHA without biases.
-        feed_forward: All projections, routers and their choice biases (which are not trained).
+        feed_forward: All projections, routers and their choice biases (which are not trained);
+            what layers add to the residual stream beside attention, and mixes of several.
         norms: Every norm, those of queries and keys and of the embedding included.
         head: An untied output matrix, the output bias, a task's transforms and classifier.
         total: All of them.
@@ -41,10 +43,14 @@ _PARTS = {
     "embedding": "embedding",
     "encoder_embedding": "embedding",
     "per_layer_embedding": "embedding",
+    "streams": "embedding",
     "head": "head",
     "task": "head",
 }
 """The part of a parameter outside the layers, by the first word of its name."""
+
+_BESIDE = {"feed_forward", "per_layer_input", "laurel", "streams"}
+"""Parts of layers whose parameters count as those of networks."""
 
 
 def count_parameters(model: nn.Module) -> ParameterCounts:
@@ -63,9 +69,12 @@ def count_parameters(model: nn.Module) -> ParameterCounts:
 
 def _part(name: str) -> str:
     places = name.split(".")
-    if any(place in ("norm", "output_scale") or place.endswith("_norm") for place in places):
+    if any(
+        place in ("norm", "input_scale", "output_scale") or place.endswith("_norm")
+        for place in places
+    ):
         return "norms"
     if places[0] in _PARTS:
         return _PARTS[places[0]]
-    network = "feed_forward" in places or "per_layer_input" in places
+    network = not _BESIDE.isdisjoint(places)
     return "feed_forward" if network else "attention"

@@ -29,6 +29,7 @@ from polyhead.layers.norms import build_norm
 from polyhead.layers.per_layer import PerLayerEmbedding
 from polyhead.layers.positions import RoPE
 from polyhead.layers.quantized import QuantizedMatrix
+from polyhead.layers.streams import build_ends
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead, lengths_of
@@ -53,6 +54,7 @@ class Transformer(Fixed):
         final_norm, encoder_final_norm: Over the last layer's output, or None.
         encoder_embedding: The encoder's own, where ``config.encoder.embedding`` asks for one.
         per_layer_embedding: Vectors of every token for each layer, or None.
+        streams: Makes several residual streams of the embedding and joins them, or None.
         relative_bias, encoder_relative_bias: Tables of T5's bias, or None.
         head: Holds ``weight`` where the head is untied, ``bias`` and ``transform`` where there
             are any.
@@ -73,6 +75,7 @@ class Transformer(Fixed):
         self.per_layer_embedding = (
             None if per_layer is None else PerLayerEmbedding(E, len(config.layers), per_layer)
         )
+        self.streams = None if config.streams is None else build_ends(E, config.streams)
         ropes: dict[tuple[RopeConfig, int], RoPE] = {}
         encoder = config.encoder
         self._encoder_dim = encoder.embed_dim or E
@@ -216,6 +219,8 @@ class Transformer(Fixed):
         at = start if positions is None else positions
         entered = [self.embedding(ids, at, segments, *counted)]
         handed = self._handed(ids, entered[0])
+        if self.streams is not None:
+            entered = [self.streams.enter(entered.pop())]
         try:
             x = run_layers(
                 self.layers,
@@ -243,6 +248,8 @@ class Transformer(Fixed):
             cache.context, cache.context_mask = context, context_mask
         if last is not None:
             x = x[:, -last:]
+        if self.streams is not None:
+            x = self.streams.leave(x)
         if self.final_norm is not None:
             x = self.final_norm(x)
         return x

@@ -258,6 +258,8 @@ def _of_features(network: FeedForward, ranks: Ranks) -> tuple[dict[str, ShardSpe
             f"{network.hidden_dim} hidden features on {ranks.size} ranks of 'tensor': they must be "
             "a multiple of the ranks"
         )
+    if network.config.sparsity:
+        raise unsupported("a network that is sparse by all its features on the dimension 'tensor'")
     parts: dict[str, ShardSpec] = {}
     for name, _ in network.named_parameters():
         owner, _, leaf = name.partition(".")

@@ -50,6 +50,8 @@ def activation_elements(
         own = len(model.layers) * model.per_layer_embedding.dim
         layers.append(max(2, NORMED_HALF if half else 1) * own + E)
         stream += own
+    if model.streams is not None:
+        layers.append(model.streams.peak_activation_elements(E))
     head = 0 if model.head is None else -(-model.vocab_size // ranks)
     return batch_size * max(tokens * (max(layers) + stream), tokens * 2 * E + head)
 
@@ -57,16 +59,20 @@ def activation_elements(
 def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int, half: bool) -> int:
     given: Any = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks, "half": half}
     attention = shape.attention.peak_activation_elements(E, **given)
+    normed_input = E * (shape.laurel_rank is not None)
+    attention += normed_input
     if shape.cross_attention is not None:
         # One more residual is alive behind the self-attention.
         crossing = replace(shape.cross_attention, rope=None)
         attention = max(attention, E + crossing.peak_activation_elements(E, **given))
     # What came in, what goes on, the attention's output, and the norm of the sum.
-    normed = 3 * E + (NORMED_HALF if half else 1) * E
+    normed = 3 * E + (NORMED_HALF if half else 1) * E + normed_input
     peaks = [2 * E + attention]
     if (network := shape.feed_forward) is not None:
         peaks += [normed, 3 * E + network.peak_activation_elements(E, ranks)]
     if shape.per_layer_input is not None:
         P = shape.per_layer_input.dim
         peaks.append(2 * E + max(3 * P, P + E, (1 + (NORMED_HALF if half else 1)) * E))
+    if (streams := shape.streams) is not None:
+        return max(peaks) + streams.held_activation_elements(E)
     return max(peaks)

@@ -39,7 +39,8 @@ class Flops:
     Attributes:
         projections: Operations of attention, into and out of heads.
         scores: Queries with keys and weights with values, over the visible pairs.
-        feed_forward: Networks, routers included; of a mixture, the experts that tokens visit.
+        feed_forward: Networks, routers included; of a mixture, the experts that tokens visit; what
+            layers add to the residual stream beside both, and mixes of several streams.
         head: Logits, of the last token of each sequence.
         hardware_scores: ``scores`` over all pairs of the tiles that hold a visible one.
     """
@@ -167,9 +168,10 @@ def _add_layer(
     sums["projections"] += times * (2 * batch_size * queries * per_token + extra)
     sums["scores"] += times * model
     sums["hardware"] += times * hardware
+    hidden = _multiplied(shape.residual_parameter_groups(E))
     if shape.feed_forward is not None:
-        hidden = _multiplied(shape.feed_forward.parameter_groups(E))
-        sums["feed_forward"] += times * 2 * batch_size * queries * hidden
+        hidden += _multiplied(shape.feed_forward.parameter_groups(E))
+    sums["feed_forward"] += times * 2 * batch_size * queries * hidden
 
 
 def _add_cross(

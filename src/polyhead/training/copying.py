@@ -66,7 +66,10 @@ def begin_with_copying(model: Transformer) -> None:
         and config.head == "tied"
         and embedding.positions == "sinusoidal"
         and embedding.sinusoid.layout == "halves"
-        and all(each.norm_placement == "pre" for each in (*config.layers, *config.encoder_layers))
+        and all(
+            each.norm_placement == "pre" and each.only_adds
+            for each in (*config.layers, *config.encoder_layers)
+        )
     )
     cross = model.layers[-1].cross_attention
     reads, writes = model.encoder_layers[0].attention, model.layers[0].attention
