@@ -76,7 +76,7 @@ class FeedForwardConfig(Network, kind="plain"):
 
     def peak_activation_elements(self, embed_dim: int, ranks: int) -> int:
         F, E = shared(self.hidden_dim, ranks), embed_dim
-        return max((3 if self.sparsity else 2) * F, F + E)
+        return max((4 if self.sparsity else 2) * F, F + E)
 
     def widths(self) -> Mapping[str, int]:
         return {"hidden_dim": self.hidden_dim}
