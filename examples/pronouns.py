@@ -51,11 +51,11 @@ def main() -> None:
         print(f"{name}: the answer moves by %.2f [%.2f, %.2f]" % seen.answer())
         for what, heads in (("attention", seen.attention()), ("ablation", seen.ablation())):
             found, best = sum(head.found for head in heads), heads[0]
-            control = "" if math.isnan(best.control) else f", control {best.control:.2f}"
+            beside = "" if math.isnan(best.control) else f", control {best.control:.2f}"
             print(
                 f"  {what}: {found} of {len(heads)} heads found; the farthest is "
                 f"{best.layer}.{best.head}: {best.move:+.2f} [{best.low:.2f}, {best.high:.2f}]"
-                f"{control}, p {best.p:.2f}"
+                f"{beside}, p {best.p:.2f}"
             )
 
 
