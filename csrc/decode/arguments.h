@@ -77,8 +77,8 @@ struct Visit {
     const float* x;                     // [count, E]
     float* hidden;                      // [count, hidden]
     int64_t count;
-    int64_t rows[kMaxGemvRows];
-    float weights[kMaxGemvRows];
+    int64_t rows[kMaxStepRows];
+    float weights[kMaxStepRows];
 };
 
 // Re-checks the guards of the routed experts before their weights are read.
@@ -105,7 +105,7 @@ struct Step {
     KVSegment cache[kMaxCacheSegments];             // in order; the last T tokens are not written yet
     int segments;
     bool uneven;                        // rows differ in length: keys count on from 0 in a single segment
-    int64_t starts[kMaxGemvRows];          // where the first token of each row goes, if they are uneven
+    int64_t starts[kMaxStepRows];          // where the first token of each row goes, if they are uneven
     int64_t window;                     // keys that a query sees, itself included; 0: all before it
     int64_t chunk;                      // positions are cut into runs of so many, of which a query sees its own; 0: they are not
     const float* temperatures;          // of queries, by period of their positions, or null

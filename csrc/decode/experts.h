@@ -84,7 +84,7 @@ template <class T> __attribute__((noinline)) void route_of(const Route& r, int t
     const Routing& by = r.by;
     const int64_t X = by.router.out_features, K = by.visited, E = r.in_features, stride = K + (by.shared_gate.weight ? 1 : 0);
     Arena arena = r.arena;
-    float *logits = arena.take<float>(r.rows * X), *shares = arena.take<float>(kMaxGemvRows);
+    float *logits = arena.take<float>(r.rows * X), *shares = arena.take<float>(kMaxStepRows);
     if (r.rows * X * E < 1 << 16) threads = 1;
     in_team(threads, [&](int64_t thread, int64_t team) {
         gemv_rows<T>(r.x, r.rows, E, by.router, X * thread / team, X * (thread + 1) / team, logits, X);
@@ -163,13 +163,15 @@ void experts_of(const Step& s, const T* x, const float* weights, const int64_t* 
             const Visit& v = visits[i];
             const LinearWeight& down = v.network->down;
             const T* bias = (const T*)down.bias;
-            over_rows<T>(v.hidden, v.count, F, down, first, last, [&](int64_t n, const float* found) {
-                for (int64_t m = 0; m < v.count; ++m) {
-                    T made, *to = y + v.rows[m] * E + n;
-                    round_to(found[m] + (bias ? to_float(bias[n]) : 0.0f), &made);
-                    const float joins = e.weighs_input ? to_float(made) : product_alone(to_float(made), v.weights[m], &made);
-                    round_to(to_float(*to) + joins, to);
-                }
+            over_rows<T>(v.hidden, v.count, F, down, first, last, [&](const Dots& d) {
+                for (int64_t m = d.row; m < d.row + d.rows; ++m)
+                    for (int64_t c = 0; c < d.columns; ++c) {
+                        const int64_t n = d.column + c;
+                        T made, *to = y + v.rows[m] * E + n;
+                        round_to(d.at[(m - d.row) * kFewColumns + c] + (bias ? to_float(bias[n]) : 0.0f), &made);
+                        const float joins = e.weighs_input ? to_float(made) : product_alone(to_float(made), v.weights[m], &made);
+                        round_to(to_float(*to) + joins, to);
+                    }
             });
         }
     });

@@ -61,9 +61,10 @@ PyObject* interface(PyObject*, PyObject*) {
 #define PH_TEXT(name, ...) #name, #__VA_ARGS__,
 #define PH_SIZES(...) "i(ii)"
 #define PH_SIZE(name, number, numbers, bytes) number, numbers, bytes,
-    return Py_BuildValue("{" PH_TUPLES(PH_TEXTS) PH_FUNCTIONS(PH_TEXTS) "ssss s{" PH_BLOCKS(PH_SIZES) "} s{sisisi}}",
+    return Py_BuildValue("{" PH_TUPLES(PH_TEXTS) PH_FUNCTIONS(PH_TEXTS) "ssss s{" PH_BLOCKS(PH_SIZES) "} s{sisisisi}}",
                          PH_TUPLES(PH_TEXT) PH_FUNCTIONS(PH_TEXT) "dtypes", kDtypes, "activations", kActivations,
-                         "blocks", PH_BLOCKS(PH_SIZE) "limits", "rows", kMaxGemvRows, "weights", kMaxWeights, "segments", kMaxSegments);
+                         "blocks", PH_BLOCKS(PH_SIZE) "limits", "rows", kMaxGemvRows, "step_rows", kMaxStepRows,
+                         "weights", kMaxWeights, "segments", kMaxSegments);
 }
 
 #define PH_METHOD(name, ...) {#name, (PyCFunction)(void (*)())name, METH_FASTCALL, #__VA_ARGS__},

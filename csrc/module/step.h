@@ -242,8 +242,8 @@ class FusedLayers {
     };
 
     static bool takes(const Step& s, const View& x) {
-        return x.dims == 3 && x.kind == (int)s.dtype && x.is_dense_from(0) && x.size[0] >= 1 && x.size[1] >= 1 && x.size[0] <= kMaxGemvRows &&
-               x.size[1] <= kMaxGemvRows && x.size[0] * x.size[1] <= kMaxGemvRows && x.is(2, s.embed_dim);
+        return x.dims == 3 && x.kind == (int)s.dtype && x.is_dense_from(0) && x.size[0] >= 1 && x.size[1] >= 1 && x.size[0] <= kMaxStepRows &&
+               x.size[1] <= kMaxGemvRows && x.size[0] * x.size[1] <= kMaxStepRows && x.is(2, s.embed_dim);
     }
 
     bool read_layer(PyObject* tuple, const View& x, PyObject* starts) {
@@ -252,7 +252,8 @@ class FusedLayers {
         Layer& layer = layers_[read_];
         Step& s = layer.step = layer.data->step;
         if (!takes(s, x)) {
-            PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of all batch rows, of the layer's size and dtype", kMaxGemvRows);
+            PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of a batch row and %d in all, of the layer's size and dtype",
+                         kMaxGemvRows, kMaxStepRows);
             return false;
         }
         s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;

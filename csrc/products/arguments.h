@@ -17,7 +17,8 @@ struct LinearWeight {
 };
 
 constexpr int kMaxWeights = 4;
-constexpr int kMaxGemvRows = 8;
+constexpr int kMaxGemvRows = 8;   // of a product by itself; more are multiplied by GEMM
+constexpr int kMaxStepRows = 64;  // of the products of a decoding step
 
 // y[m, :] = [x[m] · W0ᵀ + b0 | x[m] · W1ᵀ + b1 | …] for m < rows.
 struct Gemv {

@@ -67,10 +67,12 @@ inline void dot_rows(const float* x, int64_t stride, const BFloat16* w, int64_t 
 }
 #endif
 
-// dots[m] of one row of W with every row of x, for as many rows as x has.
+constexpr int64_t kMostDots = 8;
+
+// dots[m] of one row of W with every row of x, up to kMostDots.
 template <class T>
 inline void dots_with(const float* x, int64_t stride, int64_t rows, const T* w, int64_t K, float* found) {
-    with_constant<8>(rows, [&](auto m) { dot_rows<m>(x, stride, w, K, found); });
+    with_constant<kMostDots>(rows, [&](auto m) { dot_rows<m>(x, stride, w, K, found); });
 }
 
 }  // namespace polyhead::PH_NAMESPACE

@@ -20,17 +20,19 @@ template <class T> void hidden_rows(const FeedForward& f, int64_t first, int64_t
         activate_all();
     }
     const T* up_bias = (const T*)n.up.bias;
-    over_rows<T>(f.x, f.rows, K, n.up, first, last, [&](int64_t i, const float* found) {
-        for (int64_t m = 0; m < f.rows; ++m) {
-            float value = found[m] + (up_bias ? to_float(up_bias[i]) : 0.0f);
-            float& hidden = f.hidden[m * F + i];
-            if (!gate) {
-                hidden = value;
-                continue;
+    over_rows<T>(f.x, f.rows, K, n.up, first, last, [&](const Dots& d) {
+        for (int64_t r = 0; r < d.rows; ++r)
+            for (int64_t c = 0; c < d.columns; ++c) {
+                const int64_t i = d.column + c;
+                float value = d.at[r * kFewColumns + c] + (up_bias ? to_float(up_bias[i]) : 0.0f);
+                float& hidden = f.hidden[(d.row + r) * F + i];
+                if (!gate) {
+                    hidden = value;
+                    continue;
+                }
+                value = value > n.clamp ? n.clamp : value < -n.clamp ? -n.clamp : value;
+                hidden *= n.offset != 0.0f ? value + n.offset : value;
             }
-            value = value > n.clamp ? n.clamp : value < -n.clamp ? -n.clamp : value;
-            hidden *= n.offset != 0.0f ? value + n.offset : value;
-        }
     });
     if (!gate) activate_all();
 }

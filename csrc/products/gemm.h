@@ -11,123 +11,25 @@
 
 #include "../common/team.h"
 #include "rows.h"
-#include "../quantized/products.h"
+#include "tiles.h"
 
 namespace polyhead::PH_NAMESPACE {
-
-constexpr int kDotRows = PH_WIDTH == 16 ? 6 : 4;
-constexpr int kDotColumns = PH_WIDTH == 16 ? 4 : 3;
-
-// Sums across lanes of N vectors, as `sum` adds them: the one of vector i stands in lane i · W / N.
-template <int N, int H> inline Vec folded(const Vec* v) {
-    if constexpr (H == 0) {
-        return v[0];
-    } else if constexpr (N == 1) {
-        const Vec next = added_halves<H>(v[0], v[0]);
-        return folded<1, H / 2>(&next);
-    } else {
-        Vec next[N / 2];
-        PH_UNROLL(8) for (int i = 0; i < N / 2; ++i) next[i] = added_halves<H>(v[i], v[i + N / 2]);
-        return folded<N / 2, H / 2>(next);
-    }
-}
-
-constexpr int power_within(int count) {
-    int found = 1;
-    while (2 * found <= count && 2 * found <= W) found *= 2;
-    return found;
-}
-
-// to[i] = sum(v[i]) for i < N.
-template <int N> inline void sums_of(const Vec* v, float* to) {
-    if constexpr (N > 0) {
-        constexpr int n = power_within(N);
-        const Vec found = folded<n, W / 2>(v);
-        if constexpr (n == W) {
-            store(found, to);
-        } else {
-            PH_UNROLL(16) for (int i = 0; i < n; ++i) to[i] = found[i * (W / n)];
-        }
-        sums_of<N - n>(v + n, to + n);
-    }
-}
 
 constexpr int64_t kPanel = 96;         // columns that are multiplied with one tile of rows after another
 constexpr int64_t kColumnUnit = 12;    // threads share columns in whole tiles
 constexpr int64_t kDotRun = PH_WIDTH == 16 ? 128 : 96;  // vectors along K that the nearest caches hold of a tile
-static_assert(kPanel <= kMostPanel && kDotRows <= kMostTileRows && W <= kMostWidth);
+static_assert(kPanel <= kMostPanel);
 
-// Rows of W: elements of row n from at + n · row on.
-template <class E> struct WeightRows {
-    const E* at;
-    int64_t row;
-};
-
-// Elements of a row of K numbers: pairs fill whole vectors, with zeros.
-template <class E> inline int64_t elements_of(int64_t K) {
-    return __is_same(E, float) ? K : (K + 2 * W - 1) / (2 * W) * W;
-}
 inline int64_t whole_vectors(int64_t elements) { return (elements + W - 1) / W * W; }
 
-// Vectors [from, to) along K of R packed rows of x and C columns, added to what `sums` holds of those before:
-// [kSums, R, C]. The last ones give the dots, with the K % W numbers that fill no vector.
-template <int R, int C, class E>
-inline void dot_tile(const E* x, WeightRows<E> w, int64_t K, int64_t from, int64_t to, Vec* sums, float* dots) {
-    const bool last = to == K / W;
-    Vec total[R * C];
-    PH_UNROLL(2) for (int s = 0; s < kSums; ++s) {
-        Vec acc[R][C], *held = sums + s * R * C;
-        PH_UNROLL(8) for (int r = 0; r < R; ++r)
-            PH_UNROLL(8) for (int c = 0; c < C; ++c) acc[r][c] = from ? held[r * C + c] : Vec{};
-        const int64_t start = from + s < to ? from + s : from;  // of no numbers there may be no memory
-        const E* a = x + start * (R * W);
-        const E* b = w.at + start * W;
-        for (int64_t v = from + s; v < to; v += kSums, a += kSums * R * W, b += kSums * W) {
-            Vec column[C];
-            PH_UNROLL(8) for (int c = 0; c < C; ++c) column[c] = load_elements(b + c * w.row);
-            PH_UNROLL(8) for (int r = 0; r < R; ++r) {
-                const Vec row = load_elements(a + r * W);
-                PH_UNROLL(8) for (int c = 0; c < C; ++c) acc[r][c] = multiply_add_of<E>(acc[r][c], column[c], row);
-            }
-        }
-        PH_UNROLL(8) for (int r = 0; r < R; ++r)
-            PH_UNROLL(8) for (int c = 0; c < C; ++c) {
-                const int i = r * C + c;
-                if (last) total[i] = s ? total[i] + acc[r][c] : acc[r][c];
-                else held[i] = acc[r][c];
-            }
-    }
-    if (!last) return;
-    float found[R * C];
-    sums_of<R * C>(total, found);
-    if constexpr (__is_same(E, float))
-        for (int64_t k = K / W * W; k < K; ++k)
-            for (int r = 0; r < R; ++r)
-                for (int c = 0; c < C; ++c)
-                    found[r * C + c] = multiply_add(found[r * C + c], w.at[c * w.row + k], x[K / W * W * R + r * W + k % W]);
-    for (int r = 0; r < R; ++r) __builtin_memcpy(dots + r * kPanel, found + r * C, C * sizeof(float));
-}
-
-// Columns that R rows are multiplied with at a time, so that registers hold the tile.
-template <int R> constexpr int kTileColumns = PH_WIDTH == 16 ? (R > 4 ? 4 : 6) : R > 3 ? 3 : 4;
-
-// dots[R, kPanel] of R packed rows with `count` rows of W.
+// dots[R, kPanel] of R packed rows with `count` rows of W, of K elements each.
 template <int R, class E> void dot_panel(const E* x, WeightRows<E> w, int64_t count, int64_t K, Vec* scratch, float* dots) {
-    constexpr int C = kTileColumns<R>;
     const int64_t vectors = K / W;
     int64_t from = 0;
     do {
         const int64_t to = vectors - from > kDotRun * 5 / 4 ? from + kDotRun : vectors;
-        Vec* sums = scratch;
-        auto tile = [&](int64_t n, auto columns) {
-            constexpr int c = columns;
-            const WeightRows<E> here{w.at + n * w.row, w.row};
-            dot_tile<R, c>(x, here, K, from, to, sums, dots + n);
-            if (to < vectors || from) sums += kSums * R * c;
-        };
-        int64_t n = 0;
-        for (; n + C <= count; n += C) tile(n, std::integral_constant<int, C>{});
-        for (; n < count; ++n) tile(n, std::integral_constant<int, 1>{});
+        const Part part{to - from, K % W, !from, to == vectors};
+        dot_tiles<R>(PackedRows<R, E>{x}.from(from), w.from(0, from * W), count, part, scratch, dots, kPanel);
         from = to;
     } while (from < vectors);
 }
@@ -143,13 +45,6 @@ inline void dots_of_tile(int64_t rows, const E* x, WeightRows<E> w, int64_t coun
     if constexpr (kDotRows == 4) dot_panel<3>(x, w, count, K, scratch, dots);
 }
 
-// Rows 9 and more in tiles of nearly as many: row of x that tile i begins with.
-struct TilesOfRows {
-    int64_t rows, count;
-    explicit TilesOfRows(int64_t rows) : rows(rows), count((rows + kDotRows - 1) / kDotRows) {}
-    int64_t start(int64_t i) const { return rows / count * i + (i < rows % count ? i : rows % count); }
-};
-
 template <class X> void pack_tile(const X* x, int64_t stride, int64_t rows, int64_t K, float* to) {
     const int64_t whole = K / W * W;
     for (int64_t r = 0; r < rows; ++r) {
@@ -162,14 +57,14 @@ template <class X> void pack_tile(const X* x, int64_t stride, int64_t rows, int6
 // Rows [n, n + count) of a weight as float32, widened or unpacked into `panel` where they are none.
 template <class T> WeightRows<float> weight_rows(const LinearWeight& f, int64_t n, int64_t count, int64_t K, float* panel) {
     if constexpr (__is_same(T, float))
-        if (!f.type) return {(const float*)f.weight + n * K, K};
+        if (!f.type) return {(const float*)f.weight + n * K, K, 0};
     const int64_t row = panel_row(K);
     for (int64_t i = 0; i < count; ++i) {
         float* to = panel + i * row;
         if (f.type) unpack_run(f, n + i, 0, K, to);
         else widen<T>((const T*)f.weight + (n + i) * K, K, 1, K, to);
     }
-    return {panel, row};
+    return {panel, row, 0};
 }
 
 #if PH_PAIRS
@@ -188,7 +83,7 @@ inline void pack_tile(const BFloat16* x, int64_t stride, int64_t rows, int64_t K
 // The same as pairs. Rows that fill no whole vectors are copied, with zeros behind them.
 template <class T> WeightRows<Pair> weight_rows(const LinearWeight& f, int64_t n, int64_t count, int64_t K, Pair* panel) {
     static_assert(__is_same(T, BFloat16));
-    if (!f.type && K % (2 * W) == 0) return {(const Pair*)((const T*)f.weight + n * K), K / 2};
+    if (!f.type && K % (2 * W) == 0) return {(const Pair*)((const T*)f.weight + n * K), K / 2, 0};
     const int64_t row = elements_of<Pair>(K) + W;
     float run[kRun];
     for (int64_t i = 0; i < count; ++i) {
@@ -201,7 +96,7 @@ template <class T> WeightRows<Pair> weight_rows(const LinearWeight& f, int64_t n
             pack_weights(run, some, (Pair*)(to + from));
         }
     }
-    return {panel, row};
+    return {panel, row, 0};
 }
 #endif
 

@@ -45,7 +45,6 @@ void sums_of_rows(const float* x, int64_t x_stride, const T* w, int64_t count, i
 template <class T> void head_product_of(const HeadProduct& p, int thread, int threads) {
     const int64_t run = p.summed ? 4 * W : 1, each = (p.out_features + run - 1) / run, total = p.heads * each;
     const int64_t to = total * (thread + 1) / threads, x_row = p.heads * p.in_features;
-    float found[kMaxGemvRows];
     for (int64_t at = total * thread / threads; at < to;) {
         const int64_t h = at / each, unit = at % each, units = each - unit < to - at ? each - unit : to - at;
         const int64_t first = unit * run;
@@ -65,9 +64,13 @@ template <class T> void head_product_of(const HeadProduct& p, int thread, int th
             while (p.rows - m >= 1) sums(std::integral_constant<int, 1>{});
             continue;
         }
-        for (int64_t n = first; n < last; ++n) {
-            dots_with(x, x_row, p.rows, w + n * p.in_features, p.in_features, found);
-            for (int64_t m = 0; m < p.rows; ++m) round_to(found[m], y + m * p.y_row + n);
+        for (int64_t m = 0; m < p.rows; m += kMostDots) {
+            const int64_t rows = p.rows - m < kMostDots ? p.rows - m : kMostDots;
+            float found[kMostDots];
+            for (int64_t n = first; n < last; ++n) {
+                dots_with(x + m * x_row, x_row, rows, w + n * p.in_features, p.in_features, found);
+                for (int64_t r = 0; r < rows; ++r) round_to(found[r], y + (m + r) * p.y_row + n);
+            }
         }
     }
 }

@@ -180,7 +180,7 @@ inline Int8Unit int8_unit_of(const float* x, int start) {
     return made;
 }
 
-// found[r · stride + m] for R rows of blocks and M rows of x, each of K / 32 units.
+// found[m · stride + r] for R rows of blocks and M rows of x, each of K / 32 units.
 template <class B, int R, int M>
 void int8_dots(const Int8Unit* x, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
     constexpr int kUnits = B::kNumbers / kUnit;
@@ -208,32 +208,34 @@ void int8_dots(const Int8Unit* x, int64_t units, const uint8_t* w, int64_t row_b
         }
     }
     PH_UNROLL(4) for (int r = 0; r < R; ++r)
-        PH_UNROLL(4) for (int m = 0; m < M; ++m) found[r * stride + m] = sum_of(acc[r][m]) + least[r][m][0];
+        PH_UNROLL(4) for (int m = 0; m < M; ++m) found[m * stride + r] = sum_of(acc[r][m]) + least[r][m][0];
 }
 
-// done(n, dots of row n of a weight with every row of x [rows, K]) for n in [first, last).
+constexpr int kInt8Rows = 8;  // of x that are rounded at a time
+
+// done(n, count, dots[m · stride + i] of row n + i of a weight with row m of x [rows, K]) until n is `last`.
 template <class Done>
-void over_rows_int8(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
+void over_rows_int8(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, Done&& done) {
     with_whole(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
         constexpr int R = kRowsAtOnce;
         const int64_t units = K / kUnit, row_bytes = f.row_bytes;
         Int8Unit* made = (Int8Unit*)__builtin_alloca_with_align(rows * units * sizeof(Int8Unit), 8 * alignof(Int8Unit));
         for (int64_t u = 0; u < rows * units; ++u) made[u] = int8_unit_of(x + u * kUnit, start_of<B>());
-        float found[R * kMaxGemvRows];
+        float* found = (float*)__builtin_alloca(rows * stride * sizeof(float));
         const uint8_t* w = (const uint8_t*)f.weight + first * row_bytes;
         int64_t n = first;
         for (; rows == 1 && n + R <= last; n += R, w += R * row_bytes) {
-            int8_dots<B, R, 1>(made, units, w, row_bytes, found, 1);
-            for (int r = 0; r < R; ++r) done(n + r, found + r);
+            int8_dots<B, R, 1>(made, units, w, row_bytes, found, stride);
+            done(n, R, found);
         }
         auto tile = [&](auto count) {
             constexpr int C = count;
             int64_t m = 0;
-            for (; m + 4 <= rows; m += 4) int8_dots<B, C, 4>(made + m * units, units, w, row_bytes, found + m, kMaxGemvRows);
-            for (; m + 2 <= rows; m += 2) int8_dots<B, C, 2>(made + m * units, units, w, row_bytes, found + m, kMaxGemvRows);
-            for (; m < rows; ++m) int8_dots<B, C, 1>(made + m * units, units, w, row_bytes, found + m, kMaxGemvRows);
-            for (int r = 0; r < C; ++r) done(n + r, found + r * kMaxGemvRows);
+            for (; m + 4 <= rows; m += 4) int8_dots<B, C, 4>(made + m * units, units, w, row_bytes, found + m * stride, stride);
+            for (; m + 2 <= rows; m += 2) int8_dots<B, C, 2>(made + m * units, units, w, row_bytes, found + m * stride, stride);
+            for (; m < rows; ++m) int8_dots<B, C, 1>(made + m * units, units, w, row_bytes, found + m * stride, stride);
+            done(n, C, found);
             n += C, w += C * row_bytes;
         };
         // Short blocks without minima leave registers for more rows, which read x once.

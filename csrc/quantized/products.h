@@ -2,7 +2,7 @@
 #pragma once
 
 #include "../products/arguments.h"
-#include "../products/dot.h"
+#include "../products/tiles.h"
 #include "grids.h"
 #include "scaled.h"
 #include "../common/team.h"
@@ -83,28 +83,6 @@ constexpr int64_t kRun = 512;  // numbers of a row that are unpacked at a time
 
 static_assert(kVectors % kSums == 0, "a unit is added up in whole rounds");
 
-// dot_rows of a row of blocks, its numbers unpacked where they stay in the nearest cache.
-template <int M> void dot_runs(const float* x, int64_t stride, const LinearWeight& f, int64_t n, int64_t K, float* found) {
-    constexpr int S = kSums;
-    Vec acc[S][M] = {};
-    float run[kRun];
-    for (int64_t from = 0; from < K; from += kRun) {
-        const int64_t count = K - from < kRun ? K - from : kRun;
-        unpack_run(f, n, from, count, run);
-        const float* at = x + from;
-        for (int64_t k = 0; k < count; k += S * W)
-            PH_UNROLL(4) for (int s = 0; s < S; ++s) {
-                const Vec column = load(run + k + s * W);
-                PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[s][m] = multiply_add(acc[s][m], column, load(at + m * stride + k + s * W));
-            }
-    }
-    for (int m = 0; m < M; ++m) {
-        Vec all = acc[0][m];
-        for (int s = 1; s < S; ++s) all += acc[s][m];
-        found[m] = sum(all);
-    }
-}
-
 // Rows of blocks that meet one row of x together: the sums of one would wait for each other.
 constexpr int kRowsAtOnce = PH_WIDTH == 16 ? 4 : 2;
 
@@ -137,12 +115,7 @@ template <class B, int R> void dot_blocks(const float* x, const LinearWeight& f,
     }
 }
 
-// dots[m] of row n of blocks with every row of x.
-inline void quantized_dots(const float* x, int64_t stride, int64_t rows, const LinearWeight& f, int64_t n, int64_t K, float* found) {
-    with_constant<8>(rows, [&](auto m) { dot_runs<m>(x, stride, f, n, K, found); });
-}
-
-// done(n, dot of row n of a weight in blocks with x) for n in [first, last).
+// done(n, count, dots of rows n to n + count of a weight in blocks with x) until n is `last`.
 template <class Done> inline void over_blocks_of_rows(const float* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
     with_blocks(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
@@ -150,11 +123,11 @@ template <class Done> inline void over_blocks_of_rows(const float* x, int64_t K,
         int64_t n = first;
         for (; n + kRowsAtOnce <= last; n += kRowsAtOnce) {
             dot_blocks<B, kRowsAtOnce>(x, f, n, K, found);
-            for (int r = 0; r < kRowsAtOnce; ++r) done(n + r, found + r);
+            done(n, kRowsAtOnce, found);
         }
         for (; n < last; ++n) {
             dot_blocks<B, 1>(x, f, n, K, found);
-            done(n, found);
+            done(n, 1, found);
         }
     });
 }

@@ -658,7 +658,7 @@ def test_layers_of_another_kind_take_their_modules(name: str, config: LayerConfi
 def test_what_is_not_a_few_tokens_of_a_decoder_takes_the_modules() -> None:
     layer = _layer()
     cache = _prompted(layer)
-    assert step(layer, torch.randn(1, 9, E), ph.Causal(), cache) is None
+    assert step(layer, torch.randn(1, 9, E), ph.Causal(), cache) is None  # a token too many
     assert step(layer, torch.randn(1, 2, E), None, cache) is None  # they see each other
     assert step(layer, _token(), ph.KeyLengths([6]), cache) is None
     assert step(layer, torch.randn(1, E, 1).mT[..., ::1].expand(9, 1, E), None, cache) is None

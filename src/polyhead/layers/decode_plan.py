@@ -24,11 +24,11 @@ from torch import Tensor, nn
 from polyhead.caches import KeyValueCache, ModelCache, SequenceCache
 from polyhead.layers.exact import changed_classes, guarded_classes
 from polyhead.layers.fused_layers import FusedLayers, PlannedLayer
-from polyhead.layers.gemm import code_for_gemv
+from polyhead.layers.gemm import code_for
 from polyhead.layers.native_layer import NETWORK
 from polyhead.layers.repeated_step import RepeatedStep
 from polyhead.native import Code
-from polyhead.native.arguments import MAX_GEMV_ROWS, Guard
+from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS, Guard
 from polyhead.semantics import Bias, Causal, Mask
 
 _PARTS = {0: "nothing", 1: "self-attention", 2: "both attentions"}
@@ -174,10 +174,10 @@ def step(layer: nn.Module, x: Tensor, given: LayerArgs) -> tuple[Tensor, int] | 
 
     Returns:
         ``[B, T, E]``, with the bits of the modules one after the other, and the last part that was
-        computed. None for more than 8 tokens in all, masks other than ``Causal``, biases other than
-        ``RelativeBias``, caches in which appending is more than writing (``caches/reserved.py``),
-        modules that are hooked or replaced, deterministic algorithms, and where there is no native
-        code.
+        computed. None for more than 8 tokens of a row or 64 in all, masks other than ``Causal``,
+        biases other than ``RelativeBias``, caches in which appending is more than writing
+        (``caches/reserved.py``), modules that are hooked or replaced, deterministic algorithms,
+        and where there is no native code.
     """
     if (code := _code_for(x, given.mask)) is None:
         return None
@@ -271,11 +271,12 @@ def _stepped(
 
 def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
     """Native code for steps, if x is a few tokens of every batch row that a step knows to mask."""
-    code, shape = code_for_gemv(x), x.shape  # first: under tracing, a comparison fixes a length
+    code, shape = code_for(x), x.shape  # first: under tracing, a comparison fixes a length
     if (
         code is None
         or len(shape) != 3
-        or shape[0] * shape[1] > MAX_GEMV_ROWS
+        or shape[1] > MAX_GEMV_ROWS
+        or shape[0] * shape[1] > MAX_STEP_ROWS
         or not (mask is None or type(mask) is Causal)
         or not x.is_contiguous()
         or torch.are_deterministic_algorithms_enabled()  # its threads share the keys

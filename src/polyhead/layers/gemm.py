@@ -17,27 +17,30 @@ from polyhead.native.arguments import MAX_GEMV_ROWS
 from polyhead.native.code import Code
 
 
+def code_for(x: Tensor) -> Code | None:
+    """Native code, if it may compute on x and there are no global hooks."""
+    code = native.code_for(x)  # checked first: under tracing, a comparison would fix the length
+    if code is None or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        return None
+    return code if x.numel() else None
+
+
 def code_for_gemv(x: Tensor) -> Code | None:
-    """Native code, if x is up to 8 rows that it may compute on and there are no global hooks."""
-    code = _code_for(x)
+    """The same for up to 8 rows."""
+    code = code_for(x)
     return code if code is None or _is_gemv(x) else None
 
 
 def code_for_gemm(x: Tensor) -> Code | None:
     """The same for any number of rows where a product is not slower than torch's."""
-    code = _code_for(x)
+    code = code_for(x)
     return code if code is None or _is_gemv(x) or x.dtype in code.dtypes else None
 
 
 def code_for_quantized_gemm(x: Tensor) -> Code | None:
     """The same for weights in blocks, which native code unpacks once for all rows."""
-    code = _code_for(x)
+    code = code_for(x)
     return code if code is None or _is_gemv(x) or x.dtype in code.block_dtypes else None
-
-
-def code_for_int8_gemm(x: Tensor) -> Code | None:
-    """The same for weights whose products round x to 8 bits, whatever is faster."""
-    return _code_for(x)
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -48,10 +51,3 @@ def as_rows(x: Tensor) -> Tensor:
 
 def _is_gemv(x: Tensor) -> bool:
     return batch_invariant.is_enabled() or x.numel() <= MAX_GEMV_ROWS * x.shape[-1]
-
-
-def _code_for(x: Tensor) -> Code | None:
-    code = native.code_for(x)  # checked first: under tracing, a comparison would fix the length
-    if code is None or torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
-        return None
-    return code if x.numel() else None

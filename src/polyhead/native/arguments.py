@@ -19,7 +19,9 @@ from polyhead.native.dropout import Dropout
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_GEMV_ROWS = 8
-"""Rows of x that are multiplied as GEMV; more are GEMM."""
+"""Rows of x that are multiplied as GEMV; more are GEMM. Tokens of a batch row that a step takes."""
+MAX_STEP_ROWS = 64
+"""Tokens of all batch rows that a step takes."""
 INT8_ACTIVATIONS = 256
 """Added to the number of a type of blocks: x is rounded to 8 bits."""
 MAX_INT8_INPUTS = 1 << 15

@@ -376,8 +376,8 @@ class Code:
         """A few tokens of every batch row through layers, one behind the other.
 
         Args:
-            x: ``[B, T, E]``, at most ``MAX_GEMV_ROWS`` tokens in all, dense. Tokens of a row see
-                themselves and those before them.
+            x: ``[B, T, E]``, dense, T at most ``MAX_GEMV_ROWS`` and B · T at most
+                ``MAX_STEP_ROWS``. Tokens of a row see themselves and those before them.
             guard: What must be unchanged beside the layers' own.
             calls: The layers, and what each is given.
             starts: Position of the first token; or of each row's, where they differ in length and

@@ -6,7 +6,14 @@ from types import ModuleType
 from typing import Any
 
 from polyhead.native import arguments
-from polyhead.native.arguments import ACTIVATIONS, DTYPES, MAX_GEMV_ROWS, MAX_SEGMENTS, MAX_WEIGHTS
+from polyhead.native.arguments import (
+    ACTIVATIONS,
+    DTYPES,
+    MAX_GEMV_ROWS,
+    MAX_SEGMENTS,
+    MAX_STEP_ROWS,
+    MAX_WEIGHTS,
+)
 
 _FUNCTIONS = {
     "codes": "",
@@ -52,7 +59,12 @@ def differences(module: ModuleType) -> list[str]:
             ours[name] = ", ".join(kind._fields)
     ours["dtypes"] = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
     ours["activations"] = ", ".join(ACTIVATIONS)
-    ours["limits"] = {"rows": MAX_GEMV_ROWS, "weights": MAX_WEIGHTS, "segments": MAX_SEGMENTS}
+    ours["limits"] = {
+        "rows": MAX_GEMV_ROWS,
+        "step_rows": MAX_STEP_ROWS,
+        "weights": MAX_WEIGHTS,
+        "segments": MAX_SEGMENTS,
+    }
     return [
         f"{name}: {theirs.get(name)!r} where {want!r} is given"
         for name, want in ours.items()

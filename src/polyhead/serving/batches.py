@@ -1,4 +1,4 @@
-"""Rows that are decoded in one call: as many as native code steps together.
+"""Rows that are decoded in one call: as many as a native step takes.
 
 Each batch has a cache; all lie in one pool of pages, so rows join and leave by reference.
 """
@@ -9,10 +9,8 @@ from collections.abc import Sequence
 
 from polyhead.caches import ModelCache
 from polyhead.caches.shared_pool import SharedPool
+from polyhead.native.arguments import MAX_STEP_ROWS
 from polyhead.serving.row import Row
-
-TOGETHER = 8
-"""Tokens of a step that native code computes as a whole; more rows would run as modules."""
 
 
 class Batch:
@@ -54,7 +52,7 @@ class Batches:
         found: list[Batch] = []
         for batch in sorted(self._batches, key=lambda each: -len(each.rows)):
             size = len(batch.rows)
-            into = next((b for b in found if len(b.rows) + size <= TOGETHER), None)
+            into = next((b for b in found if len(b.rows) + size <= MAX_STEP_ROWS), None)
             if into is None:
                 found.append(batch)
             else:
