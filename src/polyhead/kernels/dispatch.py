@@ -106,7 +106,7 @@ def attention(
     """
     if unknown:
         refuse("attention", unknown)
-    if _WATCHED and isinstance(k, Tensor):
+    if _WATCHED and isinstance(q, Tensor) and isinstance(k, Tensor):
         _watch_layout(q, k)
     call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
