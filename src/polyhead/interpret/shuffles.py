@@ -82,7 +82,7 @@ class Shuffles:
             besides: Whether B is K, and the shuffle of the same number is left out.
 
         Returns:
-            As ``keys``; NaN where no shuffle has both, or none in an order that lets the query see the key.
+            As ``keys``; NaN where no shuffle has both in an order that lets the query see the key.
         """
         found = torch.zeros(keys.shape)
         count = torch.zeros(keys.shape)
