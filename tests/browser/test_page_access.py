@@ -55,7 +55,7 @@ def test_everything_is_reached_with_the_keyboard_alone(open_page: Open, make_dat
               "lanes-both", "token-0", "heatmap", "copy-csv", "copy-json",
               "row-sort-weight"}  # fmt: skip
     assert wanted <= set(visited)
-    assert sum(name is not None and name.startswith("head-") for name in visited[:20]) == 1
+    assert sum(name is not None and name.startswith("head-") for name in visited[:40]) == 1
 
     page.get_by_test_id("head-0.0").focus()
     for key, name in [("ArrowRight", "0.1"), ("ArrowDown", "1.1"), ("End", "1.5"),
@@ -314,6 +314,10 @@ def test_a_page_opens_with_what_stands_out(open_page: Open, make_data: Make) -> 
             "shuffled": None, "others": 0.0}  # fmt: skip
     page = open_page(make_data(notable={"pairs": [pair], "habits": []}, focus=(5, 3)))
     assert page.get_by_test_id("panel-title").inner_text() == "Head 1.4"
+    assert "shuffled text has as many" not in page.get_by_test_id("notable").inner_text()
+    found = {"pairs": [pair], "more": False, "habits": []}
+    page = open_page(make_data(notable=found, focus=(5, 3)))
+    assert "shuffled text has as many" in page.get_by_test_id("notable").inner_text()
     page = open_page(make_data(notable={"alignment": [[2, 1, 0.9]]}, focus=None))
     assert page.get_by_test_id("panel-title").inner_text() == "Head 2.1"
     page = open_page(make_data(notable={"pairs": [], "habits": []}))

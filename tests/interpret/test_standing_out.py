@@ -177,3 +177,36 @@ def test_shuffles_keep_special_tokens_and_draw_from_long_texts(monkeypatch: Any)
     assert all(len(set(row.tolist())) == 256 for row in made.order)
     assert torch.equal(made.places.gather(1, made.order), torch.arange(256).expand(8, -1))
     assert int((made.places >= 0).sum()) == 8 * 256
+
+
+@pytest.mark.model
+def test_words_named_at_random_are_the_habit_of_few_heads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import polyhead as ph
+    from polyhead.interpret import habits as module
+    from polyhead.viewer.looks import look_at
+
+    try:
+        model = ph.load("smollm2")
+    except ph.PolyheadError as error:
+        pytest.skip(str(error))
+    text = (
+        "The old clock in the hall had stopped at noon. Nobody knew who had wound it last, and "
+        "nobody dared to touch it; the children only looked at its hands when they ran past."
+    )
+    look = look_at("smollm2", model, TokenizedText.of(model.tokenizer, text), {})
+    assert look.findings is not None
+    tokens, shuffles = TokenizedText.of(model.tokenizer, text), look.findings.shuffles
+    kinds = []
+    for seed in range(8):
+        chosen = torch.rand(len(tokens.ids), generator=torch.Generator().manual_seed(seed)) < 0.15
+        named = {
+            text[slice(*span)]
+            for span, is_it in zip(tokens.spans, chosen, strict=True)
+            if is_it and not is_punctuation(text[slice(*span)])
+        }
+        monkeypatch.setattr(module, "is_punctuation", named.__contains__)
+        kinds += [habit.kind for habit in habits(look.seen, tokens, shuffles)]
+    assert kinds.count("punctuation") <= len(kinds) // 25  # measured: 64 of 2,160
+    assert kinds.count("first") > len(kinds) // 2

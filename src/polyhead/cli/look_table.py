@@ -109,8 +109,8 @@ def _show_standing(found: Found, said: Texts) -> None:
     if not standing.pairs:
         screen.print(Text("\n" + said("standing_short"), style="dim"))
         return
-    more = pairs and standing.rate > ALLOWED
-    screen.print(Text("\n" + said("standing" if more else "standing_none"), style="bold"))
+    heading = "standing" if found.findings.more else "standing_none"
+    screen.print(Text("\n" + said(heading), style="bold"))
     table = plain_table()
     for heading in ("head", "from_to", "weight", "by_distance", "shuffled", "others", "habit"):
         _add_column(table, said(heading), right=heading not in ("from_to", "habit"))

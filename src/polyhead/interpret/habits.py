@@ -6,8 +6,8 @@ same on shuffles of the text. The first tells a habit from a short text, the sec
 of the words has to do with it: a head that looks one token back does so in a shuffle too.
 
 A share counts from the thresholds of ``finding.CRITERIA``, and where it is at least twice that of
-even attention. ``tests/interpret/test_habits.py`` names tokens at random and counts the heads of a
-real model that would have a habit then.
+even attention. Of words named at random, 3 in 100 heads of SmolLM2 would have a habit
+(``tests/interpret/test_standing_out.py``).
 
 Letters: B texts, H query heads, T tokens.
 """

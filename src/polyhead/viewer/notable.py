@@ -12,7 +12,7 @@ from polyhead._utils.texts import Texts
 from polyhead._utils.texts.labels import head_name, label
 from polyhead.interpret.habits import Habit, habits
 from polyhead.interpret.shuffles import Shuffles
-from polyhead.interpret.standing_out import StandingOut, StandingPair, standing_out
+from polyhead.interpret.standing_out import ALLOWED, StandingOut, StandingPair, standing_out
 
 if TYPE_CHECKING:
     from polyhead.interpret.heads import TokenizedText
@@ -51,6 +51,11 @@ class Findings:
         found = standing_out(seen, tokens, shuffles)
         return cls(shuffles, found, habits(seen, tokens, shuffles))
 
+    @property
+    def more(self) -> bool:
+        """Whether more weights stand out than in shuffled text."""
+        return bool(self.standing.found()) and self.standing.rate > ALLOWED
+
     def by_kind(self) -> dict[str, list[Habit]]:
         """The heads with each habit, the largest share first; the commonest habit first."""
         kinds: dict[str, list[Habit]] = {}
@@ -73,7 +78,7 @@ class Findings:
             rounded = [None if x is None else round(x, 4) for x in numbers]
             found = [each.kind, each.nearest, *rounded, each.distance]
             rows.setdefault(each.layer, []).append(found)
-        return {"pairs": pairs, "habits": list(rows.values())}
+        return {"pairs": pairs, "more": self.more, "habits": list(rows.values())}
 
 
 def say_habit(habit: Habit, said: Texts) -> str:

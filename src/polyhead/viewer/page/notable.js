@@ -53,9 +53,10 @@ function drawNotable() {
   const found = look?.notable;
   $("#notable").hidden = !found;
   if (!found) return;
-  const { alignment = [], pairs = [], habits = [] } = found;
+  const { alignment = [], pairs = [], more = true, habits = [] } = found;
   $("#notable-pairs").replaceChildren(...pairs.map(pairItem));
   $("#notable-note").hidden = !pairs.length;
+  $("#notable-note").textContent = t(more ? "notable.pairs" : "notable.pairs_none");
   const parts = habitParts(habits);
   if (alignment.length) {
     const [before, after] = t("notable.alignment", { heads: "\n" }).split("\n");

@@ -35,6 +35,7 @@ type Habit = [
 interface Notable {
   alignment?: Scored[]; // of an encoder-decoder
   pairs?: NotablePair[];
+  more?: boolean; // whether more weights stand out than in shuffled text
   habits?: Habit[][]; // by layer and head
 }
 
