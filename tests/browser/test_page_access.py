@@ -55,7 +55,7 @@ def test_everything_is_reached_with_the_keyboard_alone(open_page: Open, make_dat
               "lanes-both", "token-0", "heatmap", "copy-csv", "copy-json",
               "row-sort-weight"}  # fmt: skip
     assert wanted <= set(visited)
-    assert sum(name is not None and name.startswith("head-") for name in visited[:20]) == 1
+    assert sum(name is not None and name.startswith("head-") for name in visited[:40]) == 1
 
     page.get_by_test_id("head-0.0").focus()
     for key, name in [("ArrowRight", "0.1"), ("ArrowDown", "1.1"), ("End", "1.5"),
@@ -264,27 +264,39 @@ def test_roles_and_names_tell_a_screen_reader_what_is_there(
 def test_the_page_speaks_the_readers_language_and_says_what_to_look_at(
     open_page: Open, make_data: Make
 ) -> None:
-    found = {"induction": [[2, 1, 0.9]], "previous_token": [[0, 1, 0.8], [1, 4, 0.5]],
-             "sinks": 6, "all": 18}  # fmt: skip
+    habits = [[[None, "first", 0.2, 0.3, 0.2, 0]] * 6 for _ in range(3)]
+    habits[2][1] = ["induction", "induction", 0.9, 0.1, 0.7, 0]
+    habits[0][1] = ["previous", "previous", 0.8, 0.2, 0.8, 0]
+    habits[1][4] = ["previous", "previous", 0.5, 0.2, None, 0]
+    pair = {"head": [1, 4], "query": 5, "key": 4, "weight": 0.78, "times": 8.2, "near": 0.09,
+            "shuffled": 0.08, "others": 0.07}  # fmt: skip
+    found = {"pairs": [pair], "habits": habits}
     tokens = ["猫₁", "猫₂", "猫₃", "在", "睡觉", "，", " القطة", "\n", " 累"]
     data = make_data(tokens=9, notable=found)
     page = open_page(replace(data, tokens=tokens), locale="zh-CN")
     assert page.locator("html").get_attribute("lang") == "zh-Hans"
     said = page.get_by_test_id("notable").inner_text()
-    assert "2.1 看向同一词元上次出现之后的那个词元" in said
-    assert "0.1 · 1.4 看向前一个词元" in said
-    assert "18 个头中有 6 个停留在首词元上。" in said
+    assert "18 个头中有 1 个主要看向同一词元上次出现之后的词元（归纳）：2.1" in said
+    assert "18 个头中有 2 个主要看向前一词元：0.1 · 1.4" in said
+    assert "1.4 ， → 睡觉 0.78" in said
     shown = [page.get_by_test_id(f"token-{i}").inner_text() for i in range(9)]
     assert shown == ["猫₁", "猫₂", "猫₃", "在", "睡觉", "，", "القطة", "⏎", "累"]
     joined = page.locator(".token.joined").all_inner_texts()
     assert joined == ["猫₂", "猫₃"]
+    page.get_by_test_id("notable-pair-1.4").click()
+    assert page.get_by_test_id("panel-title").inner_text() == "头 1.4"
+    known = page.get_by_test_id("habit").inner_text()
+    assert "有 0.50 的权重落在前一词元；均匀分布时为 0.20，打乱词元顺序后为 –" in known
+    assert "1.4 把 “，” 的权重中的 0.78 给了 “睡觉”，是按距离预计值（0.09）的 8 倍" in known
     page.get_by_test_id("notable-2.1").click()
     assert page.get_by_test_id("panel-title").inner_text() == "头 2.1"
+    assert "0.09" not in page.get_by_test_id("habit").inner_text()
     page.get_by_test_id("token-8").hover()
     assert page.get_by_test_id("sentence-out").inner_text().startswith("累 看向 ")
     page.get_by_test_id("language").select_option("en")
     assert page.get_by_test_id("panel-title").inner_text() == "Head 2.1"
-    assert "0.1 · 1.4 look at the token just before" in page.get_by_test_id("notable").inner_text()
+    said = page.get_by_test_id("notable").inner_text()
+    assert "2 of 18 heads attend mostly to the previous token: 0.1 · 1.4" in said
     assert page.get_by_test_id("view-table").locator("..").inner_text() == "Table"
     page.reload()
     page.evaluate("polyhead.ready")
@@ -297,14 +309,19 @@ def test_the_page_speaks_the_readers_language_and_says_what_to_look_at(
 
 
 @pytest.mark.slow
-def test_without_a_pair_the_first_head_is_one_that_does_something(
-    open_page: Open, make_data: Make
-) -> None:
-    found = {"induction": [], "previous_token": [[1, 4, 0.5]], "sinks": 0, "all": 18}
-    page = open_page(make_data(notable=found, focus=None))
+def test_a_page_opens_with_what_stands_out(open_page: Open, make_data: Make) -> None:
+    pair = {"head": [1, 4], "query": 5, "key": 3, "weight": 0.5, "times": 5.0, "near": 0.1,
+            "shuffled": None, "others": 0.0}  # fmt: skip
+    page = open_page(make_data(notable={"pairs": [pair], "habits": []}, focus=(5, 3)))
     assert page.get_by_test_id("panel-title").inner_text() == "Head 1.4"
-    page = open_page(make_data(notable=found | {"previous_token": []}))
-    assert "no head is clearly" in page.get_by_test_id("notable").inner_text()
+    assert "shuffled text has as many" not in page.get_by_test_id("notable").inner_text()
+    found = {"pairs": [pair], "more": False, "habits": []}
+    page = open_page(make_data(notable=found, focus=(5, 3)))
+    assert "shuffled text has as many" in page.get_by_test_id("notable").inner_text()
+    page = open_page(make_data(notable={"alignment": [[2, 1, 0.9]]}, focus=None))
+    assert page.get_by_test_id("panel-title").inner_text() == "Head 2.1"
+    page = open_page(make_data(notable={"pairs": [], "habits": []}))
+    assert "no weight stands out" in page.get_by_test_id("notable").inner_text()
 
 
 def test_the_map_of_the_open_head_is_in_view(open_page: Open, make_data: Make) -> None:

@@ -211,9 +211,8 @@ def test_look_prints_the_continuation_the_heads_and_the_page(
     assert result.code == 0
     assert result.out.startswith(DEMO)
     assert "tokens/s" in result.out
-    assert "Heads that look from 'it'" in result.out
-    assert "'animal'" in result.out
-    assert "entropy" in result.out
+    assert "neither the distance nor the two tokens predict" in result.out
+    assert "What the heads do on this text" in result.out
     page = tmp_path / "polyhead-look.html"
     assert str(page) in result.out
     assert page.read_text(encoding="utf-8").lower().startswith("<!doctype html")
@@ -225,7 +224,8 @@ def test_look_as_json_equals_the_probe(run: Run, tiny: str, tmp_path: Path) -> N
 
     import polyhead as ph
 
-    result = run("look", DEMO, "--model", tiny, "-n", "3", "--json", "--out", "mine.html")
+    options = ("--pair", "it", "animal", "--json", "--out", "mine.html")
+    result = run("look", DEMO, "--model", tiny, "-n", "3", *options)
     data = json.loads(result.out)
     assert data["page"] == str(tmp_path / "mine.html")
     assert "".join(data["tokens"]) == DEMO
@@ -242,19 +242,19 @@ def test_look_as_json_equals_the_probe(run: Run, tiny: str, tmp_path: Path) -> N
         assert entry["weight"] == pytest.approx(float(row[4:10].sum()), abs=1e-5)
 
 
-def test_look_at_a_text_without_the_demo_pair_says_how_it_chose(
+def test_look_chooses_a_pair_by_itself_or_takes_the_one_asked_for(
     run: Run, tiny: str, tmp_path: Path
 ) -> None:
-    result = run("look", "one two three", "--model", tiny, "-n", "0", "--no-page")
-    assert "Chosen by itself" in result.out
+    options = ("--model", tiny, "-n", "0", "--no-page")
+    result = run("look", "one two three", *options)
+    assert "neither the distance nor the two tokens predict" in result.out
+    assert "What the heads do on this text" in result.out
     assert "page" not in result.out.lower()
     assert list(tmp_path.iterdir()) == []
-    chosen = run(
-        "look", "one two three", "--model", tiny, "-n", "0", "--no-page",
-        "--query", "three", "--key", "one",
-    )  # fmt: skip
+    chosen = run("look", "one two three", *options, "--query", "three", "--key", "one")
     assert "Heads that look from 'three'" in chosen.out
-    assert "Chosen" not in chosen.out
+    assert "neither the distance" not in chosen.out
+    assert "too short" in run("look", "a", *options).out
 
 
 def test_look_shows_only_the_layers_asked_for(run: Run, tiny: str) -> None:
@@ -318,13 +318,39 @@ def test_doctor_tells_the_command_that_enables_a_missing_kernel(
 
 
 @pytest.mark.model
-def test_look_finds_the_head_that_resolves_the_pronoun(run: Run, smollm2: str) -> None:
-    data = json.loads(run("look", DEMO, "--model", smollm2, "-n", "4", "--json").out)
+def test_pair_ranks_first_the_head_that_gives_the_key_most_weight(run: Run, smollm2: str) -> None:
+    options = ("--pair", "it", "animal", "--model", smollm2, "-n", "4", "--json")
+    data = json.loads(run("look", DEMO, *options).out)
     best = data["heads"][0]
     assert best["weight"] > 0.5
+    assert best["weight"] > 3 * best["shuffled"]
+    assert best["others"] > 0.5  # it looks at the animal from other words too
     assert data["pair"]["query_word"] == "it"
     assert [data["tokens"][i].strip() for i in data["pair"]["keys"]] == ["animal"]
     assert Path(data["page"]).stat().st_size > 50_000
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    "text",
+    [DEMO, "小猫没有过马路，因为它太累了。", "def add(a, b):\n    return a + b\n\nadd(1, 2)"],
+)
+def test_look_names_pairs_beyond_sinks_and_neighbours(run: Run, smollm2: str, text: str) -> None:
+    data = json.loads(run("look", text, "-m", smollm2, "-n", "0", "--no-page", "--json").out)
+    found = data["standing_out"]
+    assert found["shuffles"] == 16
+    assert len(found["pairs"]) > 3
+    for pair in found["pairs"]:
+        assert pair["key"] not in (0, pair["query"])
+        assert pair["score"] >= found["threshold"]
+        assert pair["weight"] > max(pair["by_distance"], pair["shuffled"] or 0)
+    assert (data["pair"]["query"], *data["pair"]["keys"]) == tuple(
+        found["pairs"][0][name] for name in ("query", "key")
+    )
+    assert len(data["habits"]) == 270
+    habits = {(each["layer"], each["head"]): each for each in data["habits"]}
+    assert habits[18, 8]["kind"] == "first"
+    assert habits[16, 0]["kind"] == "previous"
 
 
 @pytest.mark.model
@@ -367,8 +393,8 @@ print(*slow & sys.modules.keys())
     *_, passes, slow = done.stdout.split("\n")[:-1]
     prompt, *rest = map(int, passes.split())
     assert prompt > 5
-    # The text is continued from the cache, and then looked at.
-    assert sorted(rest)[-2:] == [1, prompt]
+    # The text is continued from the cache, then looked at, and its shuffles in one batch.
+    assert sorted(rest)[-3:] == [1, prompt, prompt]
     assert slow == ""
     assert not cache.exists()
 

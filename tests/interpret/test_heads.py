@@ -11,7 +11,6 @@ from polyhead.interpret.heads import (
     WordPair,
     find_pair,
     rank_heads,
-    strongest_pair,
 )
 from polyhead.interpret.probe import Probe, probe
 from polyhead.layers.attention import MultiHeadAttention
@@ -106,22 +105,3 @@ def test_heads_are_ranked_by_their_weight_on_all_keys_together() -> None:
         assert look.entropy == pytest.approx(float(about.entropy[look.head]))
         assert look.first_token == pytest.approx(float(about.first_token[look.head]))
         assert look.previous_token == pytest.approx(float(about.previous_token[look.head]))
-
-
-def test_strongest_pair_starts_at_the_last_word_and_avoids_the_dull_places() -> None:
-    tokens = _split("a b c d e", "<s>", "a", " b", " c", " d", " e", "</s>")
-    seen = _seen(7)
-    pair = strongest_pair(seen, tokens)
-    rows = torch.stack([view.rows()[0, :, 5] for view in seen]).amax((0, 1))
-    candidates = [1, 2, 3]  # not <s>, not " d" just before, not " e" itself, not </s>
-    assert pair.query == 5
-    assert pair.keys == (max(candidates, key=lambda i: rows[i]),)
-    assert pair.query_word == "e"
-
-
-@pytest.mark.parametrize(("pieces", "keys"), [(("a",), (0,)), (("a", " b"), (0,))])
-def test_strongest_pair_of_a_tiny_text_takes_what_there_is(
-    pieces: tuple[str, ...], keys: tuple[int, ...]
-) -> None:
-    tokens = _split("".join(pieces), *pieces)
-    assert strongest_pair(_seen(len(pieces)), tokens).keys == keys

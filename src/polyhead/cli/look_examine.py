@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from polyhead.interpret.probe import Probe
     from polyhead.models.parts import HeadsByLayer
     from polyhead.viewer.looks import Look
+    from polyhead.viewer.notable import Findings
 
     Model = LanguageModel | TextEncoder
 
 NextTokens = list[tuple[str, float]]
 
-_DEMO_PAIR = ("it", "animal")
 _LIKELIEST = 12
 _ECHO = 400
 """Characters of the prompt that are shown before its continuation."""
@@ -34,7 +34,9 @@ class Found:
     Attributes:
         name: Name of the model, as the user wrote it.
         written: The continuation; None where none was asked for, and of an encoder.
-        chosen: Whether the pair was chosen by itself, as the one that is looked along most.
+        chosen: Whether the pair was chosen by itself, as the one that stands out most.
+        findings: What heads do here, beside what they do on shuffles of the text.
+        controls: By layer and head, the weight along the pair in shuffles, and that of others.
         looks: The heads along the pair, the strongest first, of the layers asked for.
         scores: What each head scores for each label, where labels were asked for.
         next_tokens: The likeliest next tokens with and without the ablated heads, if any.
@@ -47,6 +49,8 @@ class Found:
     look: Look
     pair: WordPair
     chosen: bool
+    findings: Findings
+    controls: Mapping[tuple[int, int], tuple[float | None, float]]
     looks: list[HeadLook]
     scores: HeadScores | None
     next_tokens: tuple[NextTokens, NextTokens] | None
@@ -112,6 +116,7 @@ def examine(
     """
     from polyhead.generation import LanguageModel
     from polyhead.interpret.heads import rank_heads
+    from polyhead.interpret.standing_out import pair_controls
     from polyhead.viewer.looks import without
 
     written = None
@@ -120,13 +125,27 @@ def examine(
         if isinstance(model, LanguageModel) and max_new_tokens != 0:
             written = _continue(model, tokens.text, max_new_tokens, show=echo)
     look = _run(name, model, tokens, ablated)
-    seen = look.seen
-    found, chosen = _choose_pair(seen, tokens, pair, model.config.kind == "decoder")
-    looks = rank_heads(seen, found)
+    findings = _find(look)
+    found = _pair(findings, tokens, pair, model.config.kind == "decoder")
+    controls = pair_controls(look.seen, found, findings.shuffles)
+    looks = rank_heads(look.seen, found)
     if layers is not None:
         looks = [entry for entry in looks if entry.layer in layers]
     scores = _scores(model, labelled, pair) if labelled else None
-    return Found(name, model, tokens, written, look, found, chosen, looks, scores, next_tokens)
+    return Found(
+        name,
+        model,
+        tokens,
+        written,
+        look,
+        found,
+        pair is None,
+        findings,
+        controls,
+        looks,
+        scores,
+        next_tokens,
+    )
 
 
 def _next_tokens(
@@ -185,18 +204,30 @@ def _run(name: str, model: Model, tokens: TokenizedText, ablated: HeadsByLayer) 
     return look
 
 
-def _choose_pair(
-    seen: Probe, tokens: TokenizedText, pair: tuple[str, str] | None, causal: bool
-) -> tuple[WordPair, bool]:
-    """The pair to show, and whether it was found on this text."""
-    from polyhead.interpret.heads import find_pair, strongest_pair
+def _find(look: Look) -> Findings:
+    """What is worth seeing, with a run on shuffles of the text."""
+    from polyhead.cli.terminal import progress
+
+    with progress("looking at shuffles of the text"):
+        found = look.findings
+    if found is None:
+        raise InputError(f"{look.model} reads two texts: it has no shuffles")
+    return found
+
+
+def _pair(
+    found: Findings, tokens: TokenizedText, pair: tuple[str, str] | None, causal: bool
+) -> WordPair:
+    """The pair that was asked for, else the one that stands out most."""
+    from polyhead.interpret.heads import WordPair, find_pair
 
     if pair is not None:
-        return find_pair(tokens, *pair, causal=causal), False
-    words = [tokens.find(word, whole=True) for word in _DEMO_PAIR]
-    if all(words) and (not causal or words[1][0][0] < words[0][-1][-1]):
-        return find_pair(tokens, *_DEMO_PAIR, causal=causal), False
-    return strongest_pair(seen, tokens), True
+        return find_pair(tokens, *pair, causal=causal)
+    for best in found.standing.pairs:
+        return WordPair(best.query, (best.key,), tokens.word(best.query), tokens.word(best.key))
+    last = len(tokens.ids) - 1  # a text of one or two words has no pair
+    key = max(0, last - 1)
+    return WordPair(last, (key,), tokens.word(last), tokens.word(key))
 
 
 def _scores(model: Model, texts: Sequence[str], pair: tuple[str, str] | None) -> HeadScores:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-import torch
 from torch import Tensor
 
 from polyhead.errors import InputError
@@ -127,20 +126,6 @@ def find_pair(tokens: TokenizedText, query: str, key: str, *, causal: bool = Tru
             else f"{key!r} does not occur apart from {query!r}"
         )
     return WordPair(looking, tuple(keys), query.strip(), key.strip())
-
-
-def strongest_pair(seen: Probe, tokens: TokenizedText) -> WordPair:
-    """From the text's last token to the token that some head looks at most strongly.
-
-    The first token (most heads rest there), the token just before, the last token itself and
-    special tokens say little and are left out where others remain.
-    """
-    real = [i for i, (start, stop) in enumerate(tokens.spans) if stop > start] or [0]
-    last = real[-1]
-    others = [i for i in real if i not in (0, last - 1, last)] or real[:-1] or [last]
-    strongest = torch.stack([_row(view, last)[:, others].amax(0) for view in seen]).amax(0)
-    key = others[int(strongest.argmax())]
-    return WordPair(last, (key,), tokens.word(last), tokens.word(key))
 
 
 def rank_heads(seen: Probe, pair: WordPair) -> list[HeadLook]:

@@ -8,9 +8,10 @@ then the output; the queries of a layer are a run of these tokens, and so are it
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -28,7 +29,7 @@ from polyhead.interpret.stream import Stream
 from polyhead.interpret.view import AttentionView
 from polyhead.models.parts import HeadsByLayer, device_of
 from polyhead.viewer.next_token import TEMPERATURES, NextToken
-from polyhead.viewer.notable import aligning_heads, notable_heads
+from polyhead.viewer.notable import Findings, aligning_heads
 
 if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
@@ -85,6 +86,7 @@ class Look:
         stream: The residual stream of the model's own layers.
         tokenizer: Tokenizer of the tokens that the model names.
         alignment: Alignment of an encoder-decoder's output.
+        find: Runs the model on shuffles of the text; None of an encoder-decoder.
     """
 
     model: str
@@ -100,6 +102,7 @@ class Look:
     tokenizer: Tokenizer
     seen: Probe
     alignment: SourceAlignment | None = None
+    find: Callable[[], Findings] | None = None
     number: int = 0
     _said: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _statistics: dict[int, dict[str, list[float | None]]] = field(
@@ -193,12 +196,17 @@ class Look:
             self._statistics[layer] = self.layers[layer].statistics()
         return self._statistics[layer]
 
+    @cached_property
+    def findings(self) -> Findings | None:
+        """What heads do on this text; the first time the model runs once more, on shuffles."""
+        return None if self.find is None else self.find()
+
     def notable(self) -> dict[str, Any]:
-        """The heads that do something known on this text."""
+        """What is worth seeing, for a page."""
         if self.alignment is None:
-            return notable_heads(self.seen, self.ids)
+            return {} if self.findings is None else self.findings.as_json()
         first = next(i for i, layer in enumerate(self.layers) if layer.part == "cross")
-        return aligning_heads(self.alignment, first, sum(self.heads[first:]))
+        return aligning_heads(self.alignment, first)
 
     def way(self, token: int, guesses: bool = True) -> dict[str, Any]:
         """What each of the model's own layers adds to a token, and the guess after each.
@@ -308,6 +316,11 @@ def look_at(name: str, model: Reader, tokens: TokenizedText, heads: HeadsByLayer
         following = next_token(model, tokens.ids)
     seconds = time.perf_counter() - began
     all_tokens = (0, len(tokens.ids))
+
+    def find() -> Findings:
+        with without(model, heads):
+            return Findings.of(model, tokens, seen, causal=model.config.kind == "decoder")
+
     return Look(
         name,
         model.config.kind,
@@ -324,6 +337,7 @@ def look_at(name: str, model: Reader, tokens: TokenizedText, heads: HeadsByLayer
         stream,
         model.tokenizer,
         seen,
+        find=find,
     )
 
 

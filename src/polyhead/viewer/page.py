@@ -60,6 +60,7 @@ SCRIPTS = (
     "way",
     "next",
     "save",
+    "notable",
     "asking",
     "page",
 )
@@ -98,7 +99,7 @@ class PageData:
         way: ``Look.way`` of each token from ``own`` on; None: the page does without.
         own: The first token that the model's own layers read.
         kind: Kind of the model.
-        notable: Result of ``notable_heads``; None: nothing to say.
+        notable: Result of ``Look.notable``; None: nothing to say.
         language: Language of the page's texts, "en" or "zh"; None: the browser's.
     """
 

@@ -6,7 +6,7 @@
     /TOKEN/progress                              layers done of the latest run
     /TOKEN/thumbnails/LOOK/LAYER                 bytes [H, P, P], 255 √weight
     /TOKEN/statistics/LOOK/LAYER                 a number per head and statistic
-    /TOKEN/notable/LOOK                          the heads that do something known
+    /TOKEN/notable/LOOK                          the weights and heads that are worth seeing
     /TOKEN/region/LOOK/LAYER/HEAD                float32 [rows, columns] of a rectangle
     /TOKEN/row/LOOK/LAYER/HEAD/QUERY             float32 [S]
     /TOKEN/column/LOOK/LAYER/HEAD/KEY            float32 [T]
@@ -196,7 +196,7 @@ class _Handlers:
         return JSONResponse(found, headers=_HEADERS)
 
     async def notable(self, request: Request) -> Response:
-        work = self._look(request).notable
+        work = partial(self.studio.notable, request.path_params["look"])
         found = await asyncio.get_running_loop().run_in_executor(self.patient, work)
         return JSONResponse(found, headers=_HEADERS)
 
@@ -242,6 +242,8 @@ class _Handlers:
         looks = [self._look(request)]
         if beside is not None:
             looks.append(self.studio[_number(request, "beside", 0, least=0, most=1 << 31)])
+        for look in looks:
+            self.studio.notable(look.number)  # no other text runs meanwhile
         html = render(*(page_data(look, language=self.language) for look in looks))
         name = 'attachment; filename="polyhead-look.html"'
         headers = _HEADERS | {"Content-Disposition": name}

@@ -92,6 +92,12 @@ class Studio:
             self._running.release()
         return look
 
+    def notable(self, number: int) -> dict[str, Any]:
+        """What is worth seeing on a look's text; the first time the model runs on shuffles."""
+        look = self[number]
+        with self._running:
+            return look.notable()
+
     def next_token(self, number: int, heads: HeadsByLayer) -> NextToken | None:
         """The next token of a look's text with some heads ablated; None of an encoder."""
         look = self[number]

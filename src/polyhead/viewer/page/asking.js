@@ -87,6 +87,7 @@ async function measureAll(first, second) {
   if (first !== look) return;
   look.notable = found;
   drawNotable();
+  openNotable();
 }
 
 function drawAblation() {

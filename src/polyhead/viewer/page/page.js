@@ -169,13 +169,6 @@ function drawHeader() {
   }
 }
 
-// A sentence on the heads that do something known on this text; each opens by a click.
-function drawNotable() {
-  const found = look?.notable;
-  $("#notable").hidden = !found;
-  if (found) fillNotable($("#notable-text"), found, openHead, headName);
-}
-
 // ---- looks ----
 
 // Shows a look, and one beside it, in the place of those before.
@@ -206,7 +199,9 @@ function firstPair() {
 // Without a head in the address a wide window opens the best one for the pair.
 function firstHead() {
   if (headInAddress() || !state.open || state.layer >= 0) return;
-  const known = [look.notable?.alignment?.[0], look.notable?.induction[0], look.notable?.previous_token[0]].find(Boolean) ?? [0, 0];
+  const pair = look.notable?.pairs?.[0];
+  if (pair && pair.query === state.query && pair.key === state.key) return openHead(pair.head[0], pair.head[1], { replace: true });
+  const known = look.notable?.alignment?.[0] ?? [0, 0];
   const best = look.focus ? sorted(look.heads.map((head) => ({ ...head, value: measures[0].at(head) })), true)[0] : null;
   const { layer, head } = best ?? { layer: known[0], head: known[1] };
   openHead(layer, head, { replace: true });

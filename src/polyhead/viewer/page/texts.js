@@ -38,28 +38,6 @@ function translate() {
   }
 }
 
-// "16.0 and 11.1 look at the token just before; …": `found` has heads as [layer, head, score].
-/** @param {HTMLElement} box @param {Notable} found @param {(layer: number, head: number) => void} open @param {(layer: number, head: number) => string} nameOf */
-function fillNotable(box, { alignment = [], induction, previous_token, sinks, all }, open, nameOf) {
-  /** @param {Scored} head */
-  const name = ([layer, head]) => {
-    const said = nameOf(layer, head);
-    const button = element("button", { type: "button", text: said, data: `notable-${said}` });
-    button.addEventListener("click", () => open(layer, head));
-    return button;
-  };
-  /** @type {[string, Scored[]][]} */
-  const known = [["notable.alignment", alignment], ["notable.induction", induction], ["notable.previous_token", previous_token]];
-  const parts = known.filter(([, heads]) => heads.length)
-    .map(([key, heads]) => {
-      const [before, after] = t(key, { heads: "\n" }).split("\n");
-      return [before, ...heads.flatMap((head, i) => [...(i ? [" · "] : []), name(head)]), after];
-    });
-  if (sinks) parts.push([t("notable.sink", { count: sinks, all })]);
-  if (!parts.length) parts.push([t("notable.none")]);
-  box.replaceChildren(...parts.flatMap((part, i) => [...(i ? [t("notable.join")] : []), ...part]), t("notable.end"));
-}
-
 // Offers the languages in a select; `changed` redraws what scripts have written.
 /** @param {() => void} changed */
 function startLanguage(changed) {

@@ -17,12 +17,26 @@ interface Layer {
 
 type Scored = [layer: number, head: number, score: number];
 
+interface NotablePair {
+  head: [layer: number, head: number];
+  query: number;
+  key: number;
+  weight: number;
+  times: number; // what the distance predicts
+  near: number; // the head's mean weight at that distance
+  shuffled: number | null; // between the same tokens in shuffles of the text
+  others: number; // of the other tokens on the key
+}
+
+type Habit = [
+  kind: string | null, nearest: string, share: number | null, even: number | null, shuffled: number | null, distance: number,
+];
+
 interface Notable {
-  alignment?: Scored[];
-  induction: Scored[];
-  previous_token: Scored[];
-  sinks: number;
-  all: number;
+  alignment?: Scored[]; // of an encoder-decoder
+  pairs?: NotablePair[];
+  more?: boolean; // whether more weights stand out than in shuffled text
+  habits?: Habit[][]; // by layer and head
 }
 
 interface NextToken {
