@@ -25,6 +25,7 @@ from polyhead.generation import TextEncoder as TextEncoder
 from polyhead.generation import TextToText as TextToText
 from polyhead.generation import load as load
 from polyhead.interpret.ablation import ablate as ablate
+from polyhead.interpret.activations.tracing import trace as trace
 from polyhead.interpret.alignment import Alignment as Alignment
 from polyhead.interpret.contrast import contrast as contrast
 from polyhead.interpret.finding import find_heads as find_heads

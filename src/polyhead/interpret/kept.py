@@ -98,7 +98,7 @@ class KeptCall:
 
     def owned(self) -> Self:
         """The same call in its own memory, because a cache would overwrite its keys."""
-        return replace(self, q=_own(self.q), k=_own(self.k), lse=_own(self.lse))
+        return replace(self, q=own(self.q), k=own(self.k), lse=own(self.lse))
 
     @property
     def nbytes(self) -> int:
@@ -143,7 +143,7 @@ def _documents_of(mask: Mask | None) -> Documents | None:
     return next((part for part in parts if isinstance(part, Documents)), None)
 
 
-def _own(tensor: Tensor) -> Tensor:
+def own(tensor: Tensor) -> Tensor:
     """The tensor; copied if it lies in a larger store, which it would keep alive."""
     held = tensor.untyped_storage().nbytes()
     return tensor.clone() if held > tensor.numel() * tensor.element_size() else tensor

@@ -373,21 +373,25 @@ class TransformerLayer(Fixed):
 
     def _joined(self, x: Any, h: Tensor, part: str) -> Tensor:
         """Adds a part's output to the residual path ``x``, by the placement of norms."""
-        out_norm = self._modules[f"{part}_out_norm"]
-        if out_norm is not None:
-            h = out_norm(h)
+        h = self._added(h, part)
         p = self.config.dropout if self.training else 0.0
-        kept, added = getattr(self, f"_{part}_mix")
-        if added != 1.0:
-            h = h * added
         if self._mixes_parts:
             return self._mixer(part).write(x, dropped(h, p) if p else h)
+        kept = getattr(self, f"_{part}_mix")[0]
         if kept != 1.0:
             x = x * kept
         joined: Tensor = dropped(h, p, plus=x) if p else x + h
         if self._post:
             joined = getattr(self, f"{part}_norm")(joined)
         return joined
+
+    def _added(self, h: Tensor, part: str) -> Tensor:
+        """What joins the residual path of a part's output."""
+        out_norm = self._modules[f"{part}_out_norm"]
+        if out_norm is not None:
+            h = out_norm(h)
+        added = getattr(self, f"_{part}_mix")[1]
+        return h if added == 1.0 else h * added
 
 
 LAYER_TYPES.append(ExactType(TransformerLayer))
