@@ -49,7 +49,7 @@ def test_the_cache_has_the_activations_with_heads_behind_positions() -> None:
     torch.testing.assert_close(cache["post", 1], hidden.value, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(cache["normalized2", 1], cache["blocks.1.ln2.hook_normalized"])
     assert len(cache) == len(list(cache)) == 2 * 18 + 1
-    with pytest.raises(KeyError, match="the cache has no 'blocks.0.other'"):
+    with pytest.raises(KeyError, match=r"the cache has no 'blocks\.0\.other'"):
         _ = cache["other", 0]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from polyhead.layers.record import AttentionRecord
 from polyhead.semantics import Documents, Mask, Specification, TensorBias, Tokens
+from polyhead.semantics.reference import softmax
 from polyhead.semantics.weights import log_weight_rows, weight_rows
 
 
@@ -141,6 +142,14 @@ def _documents_of(mask: Mask | None) -> Documents | None:
     """The packed documents that a mask keeps apart, if it does."""
     parts = () if mask is None else mask.walk()
     return next((part for part in parts if isinstance(part, Documents)), None)
+
+
+def weights_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """The weights of whole rows of scores ``[B, H, T, S]``, differentiable; sinks ``[H]``."""
+    weights, lse = softmax(scores)
+    if sinks is None:
+        return weights
+    return weights * torch.sigmoid(lse - sinks.to(lse)[:, None])[..., None]
 
 
 def own(tensor: Tensor) -> Tensor:

@@ -177,6 +177,7 @@ def probe(
     ids: Tensor | None = None,
     documents: Sequence[int] | None = None,
     top_k: int = 8,
+    requires_grad: bool = False,
 ) -> Iterator[Probe]:
     """Watches the attention of ``model`` while the ``with`` block runs.
 
@@ -198,6 +199,8 @@ def probe(
         documents: Lengths of documents in the text, for ``document_mass``; default: those of a
             ``Documents`` mask in the call.
         top_k: Weights per row of ``top_weights`` and ``top_keys``.
+        requires_grad: Whether the graph of each call is kept with it, for
+            ``rows(requires_grad=True)``; it stays in memory as long as the probe.
 
     Yields:
         The probe; it can be read inside the block and after it.
@@ -231,7 +234,10 @@ def probe(
         if packed is not None:
             call = replace(call, documents=packed)
         kept = _heads_of(heads, number, call.q.shape[1])
-        seen.keep(name, AttentionView(number, call, kept, statistics=statistics, top_k=top_k))
+        view = AttentionView(number, call, kept, statistics=statistics, top_k=top_k)
+        if requires_grad:
+            view.keep_graph(record.q, record.k)
+        seen.keep(name, view)
 
     with ExitStack() as hooks:
         hooks.enter_context(repeats.watching(model, names))

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.errors import InputError
-from polyhead.interpret.kept import KeptCall
+from polyhead.interpret.kept import KeptCall, weights_of
 from polyhead.interpret.measuring import measure, tile_size, tiles_seen
 from polyhead.interpret.statistics import (
     AVERAGED,
@@ -24,6 +24,7 @@ from polyhead.interpret.statistics import (
     Statistics,
 )
 from polyhead.semantics import Tokens
+from polyhead.semantics.weights import log_weight_rows
 
 _ALL = slice(None)
 
@@ -40,6 +41,8 @@ class AttentionView(Statistics):
         kv_heads: The kv head that each of them reads.
         lse: ``[B, H, T]`` natural log-sum-exp, −∞ for a query that sees nothing.
     """
+
+    _graph: tuple[Tensor, Tensor] | None = None
 
     def __init__(
         self,
@@ -113,7 +116,11 @@ class AttentionView(Statistics):
         return kept + sum(values.nbytes for values in self._measured.values())
 
     def rows(
-        self, heads: Sequence[int] | int | None = None, queries: slice | int | None = None
+        self,
+        heads: Sequence[int] | int | None = None,
+        queries: slice | int | None = None,
+        *,
+        requires_grad: bool = False,
     ) -> Tensor:
         """The exact weights of some rows, float32 (float64 for float64) ``[B, heads, rows, S]``.
 
@@ -121,9 +128,11 @@ class AttentionView(Statistics):
             heads: Query heads, counted from 0, or the number of one; None: all.
             queries: Which queries, or the number of one; None: all. A row sums to 1 (less a sink's
                 share), or to 0 where the query sees nothing.
+            requires_grad: Whether gradients flow from the weights to what the model computed before
+                them; the probe must have been opened with ``requires_grad=True``.
 
         Raises:
-            InputError: A head that is not there, or only statistics were kept.
+            InputError: A head that is not there, only statistics were kept, or no graph.
         """
         call = self.call
         if isinstance(heads, int):
@@ -139,6 +148,8 @@ class AttentionView(Statistics):
         if not index or not places:
             shape = (call.q.shape[0], len(places), len(index), call.k_tokens.length)
             return call.lse.new_zeros(shape)
+        if requires_grad:
+            return self._differentiable(places, index)
         if len(index) == 1 or step not in (1, -1):
             return torch.stack([call.row(query)[:, places] for query in index], dim=2)
         low, high = min(index), max(index) + 1
@@ -146,6 +157,31 @@ class AttentionView(Statistics):
         return found if step == 1 else found.flip(2)
 
     weights = rows
+
+    def keep_graph(self, q: Tensor, k: Tensor) -> None:
+        """Keeps queries and keys of all heads as parts of the graph that computed them."""
+        self._graph = q, k
+
+    def _differentiable(self, places: Sequence[int], index: range) -> Tensor:
+        """``rows`` by the formula, from queries and keys in their graph."""
+        if self._graph is None or not self._graph[0].requires_grad:
+            raise InputError(
+                "rows(requires_grad=True) needs the graph of the run: open the probe with "
+                "requires_grad=True, and run the model with gradients on"
+            )
+        (q, k), call = self._graph, self.call.of_heads(places)
+        heads = [self.heads[place] for place in places]
+        low, high = min(index), max(index) + 1
+        q = q[:, heads, low:high]
+        scores = log_weight_rows(
+            q,
+            k[:, [self.kv_heads[place] for place in places]],
+            q.new_zeros(q.shape[:-1], dtype=call.lse.dtype),
+            call.spec,
+            call.q_tokens.slice(low, high),
+            call.k_tokens,
+        )
+        return weights_of(scores, call.spec.sinks)[:, :, [i - low for i in index]]
 
     def tile(self, head: int, q_range: slice, k_range: slice) -> Tensor:
         """The exact weights of one head on a rectangle, ``[B, queries, keys]``.

@@ -165,6 +165,11 @@ def run_with_hooks(
     return t.output
 
 
+def run_names(t: Trace) -> dict[str, str]:
+    """By TransformerLens's names those of a trace."""
+    return {name: site.point.name for name, site in _sites(t).items()}
+
+
 def _register(site: _Site, name: str, hook: Callable[..., Tensor | None]) -> None:
     def change(x: Tensor) -> Tensor | None:
         changed = hook(site.theirs(x), hook=HookPoint(name))

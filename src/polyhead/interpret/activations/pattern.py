@@ -18,10 +18,9 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
-from polyhead.interpret.kept import own
+from polyhead.interpret.kept import own, weights_of
 from polyhead.semantics import Call, DenseSource, KeyValueSource
 from polyhead.semantics.arguments import call_of
-from polyhead.semantics.reference import softmax
 from polyhead.semantics.scores import (
     accumulation_dtype,
     fold,
@@ -85,12 +84,7 @@ class Pattern:
         Args:
             scores: In the place of its own.
         """
-        weights, lse = softmax(self.scores() if scores is None else scores)
-        sinks = self.call.spec.sinks
-        if sinks is None:
-            return weights
-        seen = torch.sigmoid(lse - sinks.to(lse)[:, None])
-        return weights * seen[..., None]
+        return weights_of(self.scores() if scores is None else scores, self.call.spec.sinks)
 
     def out(self, weights: Tensor) -> Tensor:
         """``[B, H, T, V]`` in the dtype of the queries."""
