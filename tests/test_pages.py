@@ -47,6 +47,7 @@ def smollm2():
         with_model("start.md", 5),
         with_model("../README.md", 1),
         with_model("find-a-head.md", 4, marks=[pytest.mark.slow]),
+        with_model("activations.md", 2, marks=[pytest.mark.slow]),
     ],
 )
 def test_snippets_run_and_print_what_the_page_shows(page, printing, request):

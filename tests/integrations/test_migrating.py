@@ -13,7 +13,7 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
 
 
 def test_the_page_has_a_snippet_for_every_library():
-    assert len(SNIPPETS) == 4
+    assert len(SNIPPETS) == 5
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
