@@ -109,3 +109,12 @@ def test_a_mask_or_a_bias_without_a_rule_says_so():
     }
     with pytest.raises(NotImplementedError, match="Nothing must define rule or tile"):
         ph.attention(*qkv(), bias=type("Nothing", (ph.Bias,), blank)())
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [(ph.Window(4), "size"), (ph.ALiBi(4), "slopes"), (ph.Causal() & ph.Window(4), "left")],
+)
+def test_arguments_cannot_be_assigned(part, name):
+    with pytest.raises(AttributeError, match=f"{type(part).__name__}.{name} cannot be assigned"):
+        setattr(part, name, getattr(part, name))

@@ -18,7 +18,8 @@ class Component:
     A class lists its constructor's arguments, ``class Window(Mask, arguments={"size": int, …})``,
     with their types for ``isinstance``, and keeps each as an attribute of that name. They define
     the object: files store them, and what a kernel computed for one object serves another with
-    equal arguments. A class without this list cannot be saved, and its objects equal themselves.
+    equal arguments, so they are assigned once. A class without this list cannot be saved, and its
+    objects equal themselves.
 
     torch takes every class for a constant: a component is an argument of modules that are exported.
     """
@@ -31,6 +32,15 @@ class Component:
         super().__init_subclass__(**options)
         cls.arguments = arguments
         _pytree.register_constant(cls)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ and self.arguments is not None and name in self.arguments:
+            kind = type(self).__name__
+            raise AttributeError(
+                f"{kind}.{name} cannot be assigned, since layers and decode plans have read it: "
+                f"build another {kind}"
+            )
+        super().__setattr__(name, value)
 
     def __eq__(self, other: object) -> bool:
         """Whether the other has the same class and the same arguments."""
