@@ -3,6 +3,7 @@
 // together are refused here, whatever the Python side has checked before.
 
 #include "interface.h"
+#include "rates.h"
 #include "recurrence.h"
 #include "step.h"
 #include "training.h"
@@ -74,6 +75,9 @@ PyMethodDef kMethods[] = {
     {"interface", interface, METH_NOARGS, "What crosses: tuples and functions, dtypes, activations, limits."},
     PH_METHOD(unsupported_tensor_kind, tensors)
     {"grids", (PyCFunction)(void (*)())take_grids, METH_FASTCALL, "grids"},
+    {"rates", rates, METH_NOARGS, "The instructions that run here."},
+    PH_METHOD(at_rate, name, threads, rounds)
+    PH_METHOD(read_all, x, threads, rounds)
     PH_METHOD(guard, watched)
     PH_METHOD(holds, guard)
     {"run", run, METH_NOARGS, "What step fills for again."},

@@ -17,6 +17,7 @@ from polyhead.lab.benchmarks.peers import PACKAGES, Package, contestants, instal
 from polyhead.lab.benchmarks.plot import plot
 from polyhead.lab.benchmarks.problem import Problem
 from polyhead.lab.benchmarks.results import document, geometric_mean
+from polyhead.native import rates
 
 ONES = torch.ones(4)
 VARIANTS = {
@@ -169,7 +170,26 @@ def test_the_limit_that_takes_longest_binds() -> None:
 def test_a_limit_is_in_float32_where_a_narrow_dtype_is_slower(
     monkeypatch: pytest.MonkeyPatch, narrow: float, chosen: torch.dtype
 ) -> None:
+    monkeypatch.setattr(rates, "instructions", lambda dtype: [])
     monkeypatch.setattr(limits, "_seconds", {torch.bfloat16: narrow, torch.float32: 2.0}.get)
     limit = limits.matrix_rate(torch.bfloat16, 1e6)
     assert limit.run().dtype == chosen
     assert limit.name.endswith("in float32") == (chosen == torch.float32)
+
+
+@pytest.mark.parametrize("fastest", ["fma_512", "bf16_pairs"])
+def test_a_limit_is_the_fastest_instruction_that_runs_here(
+    monkeypatch: pytest.MonkeyPatch, fastest: str
+) -> None:
+    done: list[str] = []
+
+    def compute(instruction: str, operations: float) -> float:
+        done.append(instruction)
+        return 2.0 * operations
+
+    monkeypatch.setattr(rates, "instructions", lambda dtype: ["fma_512", "bf16_pairs"])
+    monkeypatch.setattr(rates, "compute", compute)
+    monkeypatch.setattr(limits, "_rate_of", {"fma_512": 1.0, "bf16_pairs": 1.0, fastest: 2.0}.get)
+    limit = limits.matrix_rate(torch.bfloat16, 6e9)
+    limit.run()
+    assert (limit.name, limit.share, set(done)) == (fastest, 6e9 / 8e9, {fastest})

@@ -1,4 +1,9 @@
-"""What the machine can do at best, measured with torch's plainest operations."""
+"""What the machine does at best: one instruction in registers and plain reads, or torch's products.
+
+On a CPU with native code the limits are the hardware's (``native.rates``): products and sums whose
+operands stay in registers, and reads of as many bytes by vectors. Elsewhere, as on a GPU, they are
+a square matrix product and a sum.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +12,28 @@ import time
 
 import torch
 
-from polyhead.lab.benchmarks.case import Limit
+from polyhead.lab.benchmarks.case import Call, Limit
+from polyhead.native import rates
+
+_LEAST, _MOST = 1e8, 4e9
+"""Operations in registers of one measurement: half a millisecond to some tens."""
 
 
 def matrix_rate(dtype: torch.dtype, operations: float) -> Limit:
-    """A square matrix product of about as many operations, between 1,024 and 2,048 rows.
+    """About as many operations by the fastest instruction that multiplies ``dtype``, in registers.
 
-    On a GPU 8,192 rows: smaller ones do not fill it. In float32, where a processor without
-    instructions for ``dtype`` multiplies faster so.
+    Without native code, and on a GPU, a square matrix product: between 1,024 and 2,048 rows, in
+    float32 where a processor without instructions for ``dtype`` multiplies faster so; on a GPU
+    8,192 rows, since smaller ones do not fill it.
     """
+    if _on("cpu") and (found := rates.instructions(dtype)):
+        fastest = max(found, key=_rate_of)
+        size = min(_MOST, max(_LEAST, operations))
+        share = operations / rates.compute(fastest, size)
+        return Limit("operations", fastest, functools.partial(rates.compute, fastest, size), share)
     n = min(2048, max(1024, 256 * round((operations / 2) ** (1 / 3) / 256)))
     name = "matrix product"
-    if _on_gpu():
+    if _on("cuda"):
         n = 8192
     elif _seconds(torch.float32) < _seconds(dtype):
         dtype, name = torch.float32, "matrix product in float32"
@@ -27,22 +42,35 @@ def matrix_rate(dtype: torch.dtype, operations: float) -> Limit:
 
 
 def read_rate(size: float) -> Limit:
-    """One pass over as many bytes, on a GPU over 1 GiB or more: a sum of float32."""
-    memory = torch.ones(int(max(size, 1 << 30) if _on_gpu() else size) // 4)
+    """One pass over as many bytes: vectors that are read, or a sum of float32.
+
+    On a GPU over 1 GiB or more.
+    """
+    if _on("cpu") and (read := rates.reader(int(size))) is not None:
+        return Limit("bytes", f"reading {int(size):,} bytes", read, 1.0)
+    memory = torch.ones(int(max(size, 1 << 30) if _on("cuda") else size) // 4)
     return Limit("bytes", f"sum over {memory.nbytes:,} bytes", memory.sum, size / memory.nbytes)
+
+
+@functools.cache
+def _rate_of(instruction: str) -> float:
+    """Operations a second at best."""
+    run = functools.partial(rates.compute, instruction, _LEAST)
+    return run() / min(_timed(run) for _ in range(8))
 
 
 @functools.cache
 def _seconds(dtype: torch.dtype) -> float:
     """What a product of 256 rows takes at best."""
     a, b = torch.randn(2, 256, 256).to(dtype)
-    taken = []
-    for _ in range(4):
-        begin = time.perf_counter()
-        a @ b
-        taken.append(time.perf_counter() - begin)
-    return min(taken)
+    return min(_timed(lambda: a @ b) for _ in range(4))
 
 
-def _on_gpu() -> bool:
-    return torch.get_default_device().type == "cuda"
+def _timed(run: Call) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _on(device: str) -> bool:
+    return torch.get_default_device().type == device

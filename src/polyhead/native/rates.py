@@ -1,0 +1,63 @@
+"""What the processor does at most: chains of one instruction in registers, and plain reads.
+
+Benchmarks say how much of that a call reaches. Each rate is measured when it is asked for, with as
+many threads as torch uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polyhead.native import tensor_check
+from polyhead.native.threads import threads
+
+_PER_ROUND = 192
+"""Operations of a thread with the narrowest instruction; others do a multiple."""
+
+_OF_DTYPE = {
+    torch.float32: ("fma_256", "fma_512"),
+    torch.bfloat16: ("fma_256", "fma_512", "bf16_pairs"),
+    torch.float16: ("fma_256", "fma_512"),
+    torch.int8: ("int8_quads",),
+}
+
+
+def instructions(dtype: torch.dtype) -> list[str]:
+    """Those that multiply numbers of a dtype here, widened to float32 or as they are.
+
+    ``"fma_256"`` and ``"fma_512"`` multiply and add float32, ``"bf16_pairs"`` adds two products of
+    bfloat16 at once, ``"int8_quads"`` four of 8-bit integers. Empty without native code.
+    """
+    found = [] if tensor_check.MODULE is None else tensor_check.MODULE.rates()
+    return [name for name in _OF_DTYPE.get(dtype, ()) if name in found]
+
+
+def compute(instruction: str, operations: float) -> float:
+    """Does so many operations in registers, all threads together, or up to eight times as many.
+
+    Args:
+        instruction: One of ``instructions``.
+        operations: A product and a sum are two.
+
+    Returns:
+        How many were done.
+    """
+    assert tensor_check.MODULE is not None
+    team = threads()
+    rounds = max(1, round(operations / (team * _PER_ROUND)))
+    done: float = tensor_check.MODULE.at_rate(instruction, team, rounds)
+    return done
+
+
+def reader(size: int) -> Callable[[], None] | None:
+    """A function that reads about ``size`` bytes once; None: native code cannot here."""
+    if tensor_check.MODULE is None:
+        return None
+    memory: Tensor = torch.ones(max(1, size // 512) * 512, dtype=torch.uint8, device="cpu")
+    native = tensor_check.MODULE
+    if not native.read_all(memory, 1, 1):
+        return None
+    return lambda: native.read_all(memory, threads(), 1) and None
