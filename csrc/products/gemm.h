@@ -10,6 +10,7 @@
 #pragma once
 
 #include "../common/team.h"
+#include "../quantized/products.h"
 #include "rows.h"
 #include "tiles.h"
 

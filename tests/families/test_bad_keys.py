@@ -130,3 +130,12 @@ def test_there_are_many_more_than_two_hundred() -> None:
 def _is_taken_as_it_is(key: str, bad: Any) -> bool:
     """Whether the value is a legal one after all: an id below 0 means none in old files."""
     return key.endswith("token_id") and isinstance(bad, int)
+
+
+def test_times_of_a_list_of_layers_are_limited_by_the_layers(tmp_path):
+    wrong = _tiny("gpt_neo") | {
+        "attention_types": [[["global", "local"], 10**9]],
+        "attention_layers": None,
+    }
+    with pytest.raises(ConfigError, match=r"attention_types is .*; supported is 2 of"):
+        read_config(wrong, tmp_path / "config.json")

@@ -34,7 +34,8 @@ def _read_kinds(keys: Keys, num_layers: int) -> list[str]:
     groups = keys.take("attention_types") or [[["global", "local"], 12]]
     kinds = keys.take("attention_layers", None)
     try:
-        listed = [kind for names, times in groups for kind in list(names) * times]
+        most = num_layers + 1  # numbers of times may be larger than any memory
+        listed = [kind for names, times in groups for kind in list(names) * min(times, most)]
     except (TypeError, ValueError) as error:
         raise keys.refused("attention_types", groups, "a list of [[kinds], times]") from error
     if kinds not in (None, listed):
