@@ -3,7 +3,8 @@
 Each instruction set is a source file of its own, compiled for that processor and chosen at run
 time. A wheel has all of them. A module that stays where it is built (``pip install -e``,
 ``build_ext --inplace``) has the best one for this processor and the portable one, which takes a
-third of the time. POLYHEAD_NATIVE_BUILD says otherwise: ``all``, ``native`` (those two) or names.
+third of the time; where instructions for bfloat16 are slow also the one without them, between which
+``native.fastest`` chooses. POLYHEAD_NATIVE_BUILD says otherwise: ``all``, ``native`` or names.
 
 Without a C++ compiler, or where compiling fails, the package installs all the same, as a
 wheel for every machine, and works through its other kernels; ``native/not_compiled.txt`` keeps the
@@ -53,13 +54,31 @@ Vec probe(Vec a, Vec b, Bytes c) {
     return __builtin_shufflevector(a, b, 0, 4, 1, 5) * (float)omp_get_num_threads();
 }
 """
-# Prints which codes this processor runs, the best first.
+# Prints which codes this processor runs, the best first, and the GOP/s of each instruction.
 RUNS = """
+#include <algorithm>
+#include <chrono>
 #include <cstdio>
-#include "instruction_sets/processors.h"
-#define PRINT(name) if (polyhead::runs_##name()) std::puts(#name);
-int main() { PH_EVERY_CODE(PRINT) }
+#include "instruction_sets/rates.h"
+using Clock = std::chrono::steady_clock;
+#define PRINT(name) if (polyhead::runs_##name()) std::printf("%s ", #name);
+int main() {
+    PH_EVERY_CODE(PRINT)
+    std::puts("");
+    for (const polyhead::Rate& rate : polyhead::kRates) {
+        double best = 0;
+        for (int turn = 0; turn < 20 && rate.runs_here(); ++turn) {
+            const auto begin = Clock::now();
+            const double done = rate.compute(20000);
+            const std::chrono::duration<double, std::nano> taken = Clock::now() - begin;
+            best = std::max(best, done / taken.count());
+        }
+        std::printf("%s=%.1f ", rate.name, best);
+    }
+}
 """
+SLOW_PAIRS = 1.5
+"""Pairs of bfloat16 below so many times the rate of float32 (2 on a Zen 4, 0.5 on some Xeons)."""
 MODULE = "csrc/module/module.cpp"
 
 
@@ -131,7 +150,7 @@ def chosen_codes(compiler: list[str], default: str) -> list[str]:
     """Names of the codes to compile, the portable one always among them."""
     chosen = os.environ.get("POLYHEAD_NATIVE_BUILD") or default
     if chosen == "native":
-        chosen = best_code(compiler) or "all"
+        chosen = ",".join(codes_for_here(compiler)) or "all"
     wanted = set(PROCESSORS) if chosen == "all" else set(chosen.split(","))
     if unknown := sorted(wanted - set(PROCESSORS)):
         raise SystemExit(
@@ -141,18 +160,28 @@ def chosen_codes(compiler: list[str], default: str) -> list[str]:
     return [name for name in PROCESSORS if name in wanted | {"portable"}][::-1]
 
 
-def best_code(compiler: list[str]) -> str | None:
-    """The name of the best code that this processor runs; None: the compiler cannot tell."""
+def codes_for_here(compiler: list[str]) -> list[str]:
+    """The best code that this processor runs, and the one beside it; empty: nobody can tell."""
     with tempfile.TemporaryDirectory() as folder:
         source, program = Path(folder, "runs.cpp"), Path(folder, "runs")
         source.write_text(RUNS, encoding="utf-8")
-        command = [*compiler, "-std=c++17", "-Icsrc", str(source), "-o", str(program)]
+        command = [*compiler, "-std=c++17", "-O2", "-Icsrc", str(source), "-o", str(program)]
         try:
             subprocess.run(command, check=True, capture_output=True)
             done = subprocess.run([program], check=True, capture_output=True, text=True)
         except (OSError, subprocess.CalledProcessError):
-            return None
-    return done.stdout.split()[0]
+            return []
+    return worth_compiling(done.stdout)
+
+
+def worth_compiling(measured: str) -> list[str]:
+    """The codes to compile of those that RUNS printed, given the rates that it printed."""
+    names, _, pairs = measured.partition("\n")
+    best, *others = names.split()
+    rates = {name: float(rate) for name, _, rate in (pair.partition("=") for pair in pairs.split())}
+    slow = rates.get("bf16_pairs", 0.0) < SLOW_PAIRS * rates.get("fma_512", 0.0)
+    beside = best in ("avx512_bf16", "avx512_amx") and slow and "avx512" in others
+    return [best, "avx512"] if beside else [best]
 
 
 def codes_in(module: Path) -> set[str]:

@@ -353,7 +353,9 @@ def test_what_it_cannot_do_is_refused_by_name(feature, change):
 
 def test_code_that_computes_wrongly_is_switched_off(monkeypatch, capsys):
     monkeypatch.setattr(module, "disagreement", lambda c: "a test" if c is CODES[0] else None)
-    module._chosen.cache_clear()
+    forget = module._chosen.cache_clear, module._is_right.cache_clear, module._wrong.clear
+    for each in forget:
+        each()
     try:
         with pytest.warns(UserWarning, match=f"{CODES[0].name} is switched off: a test"):
             chosen = module._chosen()
@@ -363,7 +365,8 @@ def test_code_that_computes_wrongly_is_switched_off(monkeypatch, capsys):
         assert f"{CODES[0].name}: a test" in capsys.readouterr().out
     finally:
         monkeypatch.undo()
-        module._chosen.cache_clear()
+        for each in forget:
+            each()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert native.code() is CODES[0]

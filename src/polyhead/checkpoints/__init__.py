@@ -5,8 +5,9 @@ ids = checkpoint.tokenizer.encode("The capital of France is")
 logits = checkpoint.model(torch.tensor([ids]))
 """
 
+from polyhead._utils.cache_directory import cache_directory
 from polyhead.checkpoints.attached import Adapter, attach_adapter
-from polyhead.checkpoints.cached_files import CachedFile, cache_directory, cached_files
+from polyhead.checkpoints.cached_files import CachedFile, cached_files
 from polyhead.checkpoints.catalogue import (
     Availability,
     KnownModel,

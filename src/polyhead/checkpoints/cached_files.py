@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from polyhead._utils.cache_directory import cache_directory
+
 Kind = Literal["joined", "converted", "unfinished"]
 
 _NAMES: dict[Kind, re.Pattern[str]] = {
@@ -30,16 +32,6 @@ _OF_A_COPY = re.compile(
     r"polyhead\.json|(model|\.partial-\w+)(\.safetensors)?|(tokenizer|generation)\w*\.json"
 )
 _ABANDONED_SECONDS = 24 * 3600
-
-
-def cache_directory() -> Path:
-    """``POLYHEAD_CACHE``, or the platform's place for caches (``XDG_CACHE_HOME`` is honoured)."""
-    named = os.environ.get("POLYHEAD_CACHE")
-    if named:
-        return Path(named).expanduser()
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("polyhead", appauthor=False))
 
 
 @dataclass(frozen=True)

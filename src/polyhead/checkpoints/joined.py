@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from polyhead._utils.atomic_write import replacing
-from polyhead.checkpoints.cached_files import cache_directory
+from polyhead._utils.cache_directory import cache_directory
 from polyhead.errors import CheckpointError
 
 

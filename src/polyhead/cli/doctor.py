@@ -108,6 +108,7 @@ def machine() -> dict[str, Any]:
         "memory_bytes": _memory(),
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "native_code": None if (chosen := native.code()) is None else chosen.name,
+        "native_code_measured": _measured(),
         "native_code_left_out": native.left_out(),
         "native_code_switched_off": native.switched_off(),
         "triton_switched_off": _triton_switched_off(),
@@ -115,6 +116,16 @@ def machine() -> dict[str, Any]:
         "instructions": [name for name in _INSTRUCTIONS if name in flags],
         "accelerators": accelerators,
         "smaller_torch": _CPU_TORCH if torch.version.cuda and not accelerators else None,
+    }
+
+
+def _measured() -> dict[str, dict[str, Any]]:
+    """What the codes took of which the fastest was chosen, by dtype; empty where none was."""
+    from polyhead import native
+
+    return {
+        str(dtype).removeprefix("torch."): choice._asdict()
+        for dtype, choice in native.choices().items()
     }
 
 
@@ -246,6 +257,10 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     row("instructions", " ".join(machine["instructions"]) or "none known")
     row("torch kernels for", machine["vector_instructions"])
     row("native code for", machine["native_code"] or "none")
+    for dtype, choice in machine["native_code_measured"].items():
+        row(f"  {dtype}", f"{choice['code']} is used; measured at first use, in µs:")
+        for name, works in choice["times"].items():
+            row("", f"{name}: " + ", ".join(f"{w} {1e6 * s:.0f}" for w, s in works.items()), "dim")
     if better := machine["native_code_left_out"]:
         row(
             "  not compiled",

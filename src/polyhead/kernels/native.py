@@ -99,7 +99,7 @@ class NativeKernel(Kernel[ScoreMods]):
         if call.requires_grad or torch.compiler.is_compiling() or _is_fake(call):
             (piece,) = pieces
             return differentiable(_OPERATORS, piece, call.q, spec.scale, plan)
-        code = _code()
+        code = _code(call.q.dtype)
         with suppress(NotPlainError):  # gaps in a last dimension are too rare to check first
             return State(*code.attend(call.q, pieces, spec.scale, plan, lse=call.needs_lse))
         pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
@@ -129,7 +129,7 @@ class NativeKernel(Kernel[ScoreMods]):
     def gradients(
         self, call: Call, plan: ScoreMods, result: State, grads: tuple[Tensor, Tensor]
     ) -> list[Tensor]:
-        code, learned = _code(), plan.learned
+        code, learned = _code(call.q.dtype), plan.learned
         (piece,) = pieces_of(call)
         k, v = dense(piece.k), dense(piece.v)
         slopes, by_distance, bias = (
@@ -176,8 +176,8 @@ def _is_coded_ring(source: KeyValueSource) -> bool:
     return bool(turned) and any(strip.coding is not None for strip in source.segments())
 
 
-def _code() -> Code:
-    code = native.code()
+def _code(dtype: torch.dtype) -> Code:
+    code = native.code(dtype)
     if code is None:
         raise RuntimeError(native.unavailable())
     return code

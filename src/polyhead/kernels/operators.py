@@ -70,12 +70,14 @@ def differentiable(
     return State(*known.attention(*given, *numbers, places, tensors))
 
 
-def operators(name: str, code: Callable[[], Code], device_types: str | None = None) -> Operators:
+def operators(
+    name: str, code: Callable[[torch.dtype], Code], device_types: str | None = None
+) -> Operators:
     """Registers a code's operators with torch.
 
     Args:
         name: ``polyhead::name`` will be the operator.
-        code: What returns the code when it is needed.
+        code: What returns the code for a dtype when it is needed.
         device_types: Where it can compute; None: anywhere.
     """
     how: dict[str, Any] = {"mutates_args": (), "device_types": device_types}
@@ -94,7 +96,7 @@ def operators(name: str, code: Callable[[], Code], device_types: str | None = No
     ) -> tuple[Tensor, Tensor]:
         """out ``[B, H, T, V]`` and lse ``[B, H, T]``; the lists are those of ``differentiable``."""
         segment, parts = _as_given(k, v, bias, softcap, dropout_p, places, mods)
-        out, lse = code().attend(dense(q), [segment], scale, parts, lse=True)
+        out, lse = code(q.dtype).attend(dense(q), [segment], scale, parts, lse=True)
         assert lse is not None
         return out, lse
 
@@ -118,7 +120,9 @@ def operators(name: str, code: Callable[[], Code], device_types: str | None = No
         out, lse = result
         grad_out, grad_lse = grads
         both = dense(grad_out), grad_lse.contiguous()
-        return code().gradients(dense(q), segment, scale, parts, (out, lse), both, of_bias=of_bias)
+        return code(q.dtype).gradients(
+            dense(q), segment, scale, parts, (out, lse), both, of_bias=of_bias
+        )
 
     def remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         q, k, v, bias, *ctx.numbers, mods = inputs

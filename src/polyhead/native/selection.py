@@ -1,9 +1,14 @@
-"""Finds the compiled code that this processor can run, and tests it before it is used."""
+"""Finds the compiled code that this processor can run, and tests it before it is used.
+
+``POLYHEAD_NATIVE`` fixes the choice: the name of a code, or ``first`` for the first that gives
+right results, whatever is faster.
+"""
 
 from __future__ import annotations
 
+import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
@@ -15,6 +20,7 @@ from torch import Tensor
 from polyhead.native import batch_invariant, tensor_check
 from polyhead.native.arguments import DTYPES
 from polyhead.native.code import Code
+from polyhead.native.fastest import Choice, fastest
 from polyhead.native.self_test import disagreement
 
 
@@ -29,29 +35,73 @@ def all_codes() -> tuple[Code, ...]:
     )
 
 
+VARIABLE, FIRST = "POLYHEAD_NATIVE", "first"
 _forced: list[Code] = []
 _wrong: dict[str, str] = {}
 
 
 @cache
 def _chosen() -> Code | None:
-    _wrong.clear()
-    for candidate in all_codes():
-        # In a thread of its own: no transform, mode or autocast of the caller applies there.
-        with ThreadPoolExecutor(1) as elsewhere:
-            wrong = elsewhere.submit(disagreement, candidate).result()
-        if wrong is None:
-            return candidate
+    """The first code that gives right results, or the one that the environment names."""
+    named = os.environ.get(VARIABLE, FIRST)
+    names = [code.name for code in all_codes()]
+    if names and named != FIRST and named not in names:
+        raise ValueError(f"{VARIABLE} must be {FIRST} or one of {', '.join(names)}: got {named}")
+    return next(
+        (each for each in all_codes() if named in (FIRST, each.name) and _is_right(each)), None
+    )
+
+
+@cache
+def _is_right(candidate: Code) -> bool:
+    """Whether a code passes its test, in a thread of its own: no mode of the caller applies."""
+    with ThreadPoolExecutor(1) as elsewhere:
+        wrong = elsewhere.submit(disagreement, candidate).result()
+    if wrong is not None:
         _wrong[candidate.name] = wrong
         warnings.warn(
             f"the native code for {candidate.name} is switched off: {wrong}", stacklevel=2
         )
-    return None
+    return wrong is None
 
 
-def code() -> Code | None:
-    """The code in use, or None where nothing was compiled."""
-    return _forced[-1] if _forced else _chosen()
+@cache
+def choices() -> Mapping[torch.dtype, Choice]:
+    """What was chosen by measuring; empty where one code alone has vectors, or one is named."""
+    codes = [each for each in all_codes() if each.name != "portable"]
+    if len(codes) < 2 or VARIABLE in os.environ:
+        return {}
+    right = [each for each in codes if _is_right(each)]
+    if len(right) < 2:
+        return {}
+    with ThreadPoolExecutor(1) as elsewhere:
+        return elsewhere.submit(fastest, right).result()
+
+
+@cache
+def _fastest() -> dict[torch.dtype, Code]:
+    """The codes of ``choices``, told in which dtypes their products are as fast as torch's."""
+    by_name = {each.name: each for each in all_codes()}
+    found = {dtype: by_name[choice.code] for dtype, choice in choices().items()}
+    for dtype, choice in choices().items():
+        each = found[dtype]
+        each.dtypes = each.dtypes | {dtype} if choice.gemm else each.dtypes - {dtype}
+    return found
+
+
+def code(dtype: torch.dtype | None = None) -> Code | None:
+    """The code in use, or None where nothing was compiled.
+
+    Args:
+        dtype: Of what is computed: the fastest code for it, where several were measured. In
+            batch-invariant mode the first all the same, so that no bit depends on a timing.
+    """
+    if _forced:
+        return _forced[-1]
+    first = _chosen()
+    if dtype is None or first is None or batch_invariant.is_enabled():
+        return first
+    return _fastest().get(dtype, first)
 
 
 def left_out() -> str | None:
@@ -86,7 +136,7 @@ def code_for(x: Tensor) -> Code | None:
         or not tensor_check.is_plain(x)
     ):
         return None
-    return code()
+    return code(x.dtype)
 
 
 def code_with_autograd(*tensors: Tensor) -> Code | None:
@@ -105,7 +155,7 @@ def code_with_autograd(*tensors: Tensor) -> Code | None:
         or tensor_check.unsupported_tensor_kind(tensors) is not None
     ):
         return None
-    return code()
+    return code(tensors[0].dtype)
 
 
 def is_plain(parameter: Tensor, x: Tensor) -> bool:

@@ -48,7 +48,7 @@ class NativeKernel(RecurrenceKernel):
         return None
 
     def run(self, call: RecurrenceCall) -> tuple[Tensor, Tensor]:
-        code = native.code()
+        code = native.code(call.q.dtype)
         if code is None:
             raise RuntimeError(native.unavailable())
         state = call.first_state()

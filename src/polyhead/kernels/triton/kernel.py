@@ -146,7 +146,9 @@ def _computed(call: Call, plan: ScoreMods) -> State:
         (piece,) = pieces
         return differentiable(_OPERATORS, piece, call.q, spec.scale, plan)
     pieces = [piece._replace(k=dense(piece.k), v=dense(piece.v)) for piece in pieces]
-    return State(*_code().attend(dense(call.q), pieces, spec.scale, plan, lse=call.needs_lse))
+    return State(
+        *_code(call.q.dtype).attend(dense(call.q), pieces, spec.scale, plan, lse=call.needs_lse)
+    )
 
 
 @cache
@@ -166,7 +168,7 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def _code() -> Code:
+def _code(dtype: torch.dtype) -> Code:
     from polyhead.kernels.triton import launch  # imports Triton
 
     return launch
