@@ -121,6 +121,11 @@ def test_tiny_temperature_does_not_overflow() -> None:
     assert got.tolist() == [0, 0, 1, 0, 0]
 
 
+def test_a_temperature_beyond_64_bits_makes_all_tokens_alike() -> None:
+    got = Sampler(Sampling(temperature=10**30)).probabilities(LOGITS)
+    torch.testing.assert_close(got, torch.full_like(LOGITS, 1 / 5))
+
+
 def test_forbidden_tokens_are_never_drawn() -> None:
     logits = torch.tensor([-math.inf, 0.0, -math.inf])
     sampler = Sampler(Sampling(temperature=2.0, seed=0))

@@ -55,7 +55,7 @@ def rules_of(options: GenerationOptions, stop_ids: Sequence[int], most: int) -> 
     if o.encoder_repetition_penalty != 1.0:
         rules.append(_penalised(1 / o.encoder_repetition_penalty, of_source=True))
     if o.repetition_penalty != 1.0:
-        rules.append(_penalised(o.repetition_penalty, of_source=False))
+        rules.append(_penalised(float(o.repetition_penalty), of_source=False))
     if o.no_repeat_ngram_size:
         rules.append(_no_repeats(o.no_repeat_ngram_size, of_source=False))
     if o.encoder_no_repeat_ngram_size:

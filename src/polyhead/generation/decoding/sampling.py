@@ -165,7 +165,8 @@ class Sampler:
     def restricted(self, scores: Tensor) -> Tensor:
         """``scores [N, V]`` / temperature, and −∞ for tokens that are not to be drawn."""
         rule, least = self.rule, min(self._least, scores.shape[-1])
-        scores = scores / max(rule.temperature or 0.0, torch.finfo(torch.float32).tiny)
+        temperature = float(rule.temperature or 0.0)  # torch takes no int beyond 64 bits
+        scores = scores / max(temperature, torch.finfo(torch.float32).tiny)
         if rule.top_k is not None and rule.top_k < scores.shape[-1]:
             values, tokens = scores.topk(max(rule.top_k, least))
             scores = torch.full_like(scores, -math.inf).scatter_(-1, tokens, values)
