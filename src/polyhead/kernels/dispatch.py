@@ -17,8 +17,9 @@ from torch import Tensor
 
 from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel, Refusal, SwitchedOffError
+from polyhead.kernels.native import one_query
 from polyhead.native import batch_invariant
-from polyhead.semantics import Bias, Call, KeyValueSource, Mask, State, add_sinks
+from polyhead.semantics import Bias, Call, Causal, KeyValueSource, Mask, State, add_sinks
 from polyhead.semantics.argument_hints import refuse
 from polyhead.semantics.arguments import AttentionOptions, call_of, dropout_seed
 from polyhead.semantics.scores import (
@@ -106,6 +107,18 @@ def attention(
     """
     if unknown:
         refuse("attention", unknown)
+    if (
+        kernel == "auto"
+        and (mask is None or type(mask) is Causal)
+        and bias is None
+        and softcap is None
+        and sinks is None
+        and q_positions is None
+        and kv_positions is None
+        and not (dropout_p or return_lse)
+        and (found := one_query(q, k, v, scale)) is not None
+    ):
+        return found
     if _WATCHED and isinstance(q, Tensor) and isinstance(k, Tensor):
         _watch_layout(q, k)
     call = call_of(

@@ -6,8 +6,10 @@ else the code is handed.
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.operators import differentiable, operators
 from polyhead.kernels.score_mods import dense, pieces_of, score_mods_of
 from polyhead.native import batch_invariant
-from polyhead.native.arguments import DTYPES, NO_SCORE_MODS, ScoreMods
+from polyhead.native.arguments import DTYPES, NO_SCORE_MODS, KVSegment, ScoreMods
 from polyhead.native.code import Code
 from polyhead.native.tensor_check import is_exported_to_onnx, is_fake, unsupported_tensor_kind
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State
@@ -160,6 +162,36 @@ def _is_fake(call: Call) -> bool:
 def _is_empty(call: Call) -> bool:
     B, _, T, _ = call.q.shape
     return not (B and T and call.source.tokens.length)
+
+
+def one_query(q: Any, k: Any, v: Any, scale: float | None) -> Tensor | None:
+    """One query for each head that sees every key: the call of a decoding loop, with few checks.
+
+    Args:
+        q: ``[B, H, 1, D]``.
+        k: ``[B, G, S, D]``.
+        v: ``[B, G, S, V]``.
+        scale: Factor of the scores; default 1/√D.
+
+    Returns:
+        What ``run`` would, or None for all that is not known to be right here.
+    """
+    if type(k) is not Tensor or type(v) is not Tensor or (code := native.code_for(q)) is None:
+        return None
+    if q.ndim != 4 or k.ndim != 4 or v.ndim != 4 or not k.dtype is v.dtype is q.dtype:
+        return None
+    (B, H, T, D), (b, G, S, d) = q.shape, k.shape
+    if T != 1 or (b, d) != (B, D) or v.shape[:3] != (B, G, S) or not (B and G and S and D):
+        return None
+    if H % G or batch_invariant.is_enabled() or torch.are_deterministic_algorithms_enabled():
+        return None
+    if scale is None:
+        scale = 1.0 / math.sqrt(D)
+    elif type(scale) is not float or not math.isfinite(scale):
+        return None
+    with suppress(NotPlainError, ValueError):  # for the way with all checks to explain
+        return code.attend(q, [KVSegment(k, v)], scale)[0]
+    return None
 
 
 def _of_nothing(call: Call) -> State:
