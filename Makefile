@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 NPM := npm --prefix tests/types --silent --no-audit --no-fund
 TEXT := The animal didn't cross the street because it was too tired
 
-.PHONY: demo test test-all docs dist lint types format mutation sanitize fuzz bench clean
+.PHONY: demo test test-all docs dist lint types format mutation sanitize arm fuzz bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/polyhead look "$(TEXT)" --model smollm2
@@ -63,6 +63,9 @@ mutation: $(VENV)/.test
 
 sanitize: $(VENV)/.test
 	$(BIN)/python tools/sanitize.py
+
+arm: $(VENV)/.test
+	$(BIN)/python tools/arm.py
 
 fuzz: $(VENV)/.test
 	$(BIN)/python -m fuzz --minutes 1 --seed 7

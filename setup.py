@@ -42,6 +42,11 @@ if platform.machine() in ("x86_64", "AMD64"):
     PROCESSORS["avx512_amx"] = PROCESSORS["avx512_bf16"]  # tiles are written in assembly
     # Only processors older than AVX2 run it: the same bits, compiled in a third of the time.
     PROCESSORS["portable"] = ["-O1"]
+if platform.machine() in ("aarch64", "arm64"):
+    PROCESSORS |= {
+        "neon_dot": ["-march=armv8.2-a+dotprod"],
+        "neon_bf16": ["-march=armv8.2-a+dotprod+bf16"],
+    }
 LIBRARIES = ["-lgomp"]
 # What compilers lack that are too old, and the library of threads.
 PROBE = """

@@ -121,7 +121,7 @@ void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token
 
 #if PH_PAIRS
 // The same for weights in pairs of keys and N times 2 W columns of bfloat16 values. Two rows of values
-// are interleaved inside 128 bits, which leaves columns in another order until the end.
+// are interleaved, which may leave columns in another order until the end.
 template <int M, int N>
 inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
                                   int64_t count, float* values, int64_t width, const float* factors, uint64_t asked) {
@@ -129,11 +129,10 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
     auto add = [&](int64_t j, const BFloat16* a, const BFloat16* b) {
         const BFloat16* next = a + distance_to_ask(asked, j, v_token);
         PH_UNROLL(8) for (int n = 0; n < N; ++n) {
-            const __m512i x = load_any<__m512i>(a + n * 2 * W);
-            const __m512i y = b ? load_any<__m512i>(b + n * 2 * W) : __m512i{};
+            Vec low, high;
+            interleave(a + n * 2 * W, b ? b + n * 2 * W : nullptr, low, high);
             prefetch(next + n * 2 * W);
             prefetch(next + v_token + n * 2 * W);
-            const Vec low = (Vec)_mm512_unpacklo_epi16(x, y), high = (Vec)_mm512_unpackhi_epi16(x, y);
             PH_UNROLL(8) for (int m = 0; m < M; ++m) {
                 const Vec weight = broadcast(s + m * s_stride + j / 2);
                 acc[m][2 * n] = multiply_add_pairs(acc[m][2 * n], weight, low);
@@ -147,9 +146,8 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
     PH_UNROLL(8) for (int m = 0; m < M; ++m)
         PH_UNROLL(8) for (int n = 0; n < N; ++n) {
             float* to = values + m * width + n * 2 * W;
-            const Vec low = acc[m][2 * n], high = acc[m][2 * n + 1];
-            const Vec left = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-            const Vec right = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+            Vec left, right;
+            columns_of(acc[m][2 * n], acc[m][2 * n + 1], left, right);
             store_any(to, multiply_add(left, load(to), splat(factors[m])));
             store_any(to + W, multiply_add(right, load(to + W), splat(factors[m])));
         }

@@ -186,11 +186,7 @@ void add_transposed(const E* a, const E* b, const Strip* strips, int64_t number,
 #if PH_PAIRS
 // Two rows of numbers, rounded, as pairs.
 inline void pack_row_pair(const float* a, const float* b, int64_t count, Pair* to) {
-    auto bits = [](const float* x) {
-        const __m256bh half = _mm512_cvtneps_pbh((__m512)load(x));
-        return __builtin_convertvector((VecHalf)half, VecInt);
-    };
-    for (int64_t j = 0; j < count; j += W) store_any(to + j, bits(a + j) | (b ? bits(b + j) << 16 : VecInt{}));
+    for (int64_t j = 0; j < count; j += W) store_any(to + j, bits_of(a + j) | (b ? bits_of(b + j) << 16 : VecInt{}));
 }
 #endif
 

@@ -40,13 +40,46 @@ inline Vec multiply_add_pairs(Vec sum, Vec a, Vec b) {
 }
 // 2 W numbers as pairs, rounded to nearest even.
 inline Vec pairs_of(const float* s) { return (Vec)_mm512_cvtne2ps_pbh((__m512)load(s + W), (__m512)load(s)); }
+// W numbers, rounded likewise, as the lower halves of 32 bits.
+inline VecInt bits_of(const float* s) {
+    return __builtin_convertvector((VecHalf)_mm512_cvtneps_pbh((__m512)load(s)), VecInt);
+}
+// Pairs of 2 W columns of two rows; `low` and `high` hold them in another order, which columns_of undoes.
+inline void interleave(const BFloat16* a, const BFloat16* b, Vec& low, Vec& high) {
+    const __m512i x = load_any<__m512i>(a), y = b ? load_any<__m512i>(b) : __m512i{};
+    low = (Vec)_mm512_unpacklo_epi16(x, y), high = (Vec)_mm512_unpackhi_epi16(x, y);
+}
+inline void columns_of(Vec low, Vec high, Vec& left, Vec& right) {
+    left = __builtin_shufflevector(low, high, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+    right = __builtin_shufflevector(low, high, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+}
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && PH_WIDTH == 4
+#define PH_PAIRS 1
+inline Vec multiply_add_pairs(Vec sum, Vec a, Vec b) {
+    return (Vec)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_f32((float32x4_t)a), vreinterpretq_bf16_f32((float32x4_t)b));
+}
+inline Vec pairs_of(const float* s) {
+    const bfloat16x8_t first = vcvtq_low_bf16_f32((float32x4_t)load(s));
+    return (Vec)vreinterpretq_f32_bf16(vcvtq_high_bf16_f32(first, (float32x4_t)load(s + W)));
+}
+inline VecInt bits_of(const float* s) {
+    return (VecInt)vmovl_u16(vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)load(s))));
+}
+inline void interleave(const BFloat16* a, const BFloat16* b, Vec& low, Vec& high) {
+    const uint16x8_t x = load_any<uint16x8_t>(a), y = b ? load_any<uint16x8_t>(b) : uint16x8_t{};
+    low = (Vec)vreinterpretq_f32_u16(vzip1q_u16(x, y)), high = (Vec)vreinterpretq_f32_u16(vzip2q_u16(x, y));
+}
+inline void columns_of(Vec low, Vec high, Vec& left, Vec& right) { left = low, right = high; }
+#else
+#define PH_PAIRS 0
+inline Vec multiply_add_pairs(Vec sum, Vec, Vec) { return sum; }
+#endif
+
+#if PH_PAIRS
 // Weights of one row as pairs of keys.
 inline void pack_weights(const float* s, int64_t count, Pair* to) {
     for (int64_t j = 0; j < count; j += 2 * W) store_any(to + j / 2, pairs_of(s + j));
 }
-#else
-#define PH_PAIRS 0
-inline Vec multiply_add_pairs(Vec sum, Vec, Vec) { return sum; }
 #endif
 
 template <class E> inline Vec multiply_add_of(Vec sum, Vec a, Vec b) {

@@ -9,6 +9,8 @@
 #include <utility>
 #if defined(__x86_64__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "types.h"
@@ -91,6 +93,8 @@ inline float to_float(Half x) {
 inline Vec load(const Half* p) { return (Vec)_mm512_cvtph_ps(load_any<__m256i>(p)); }
 #elif defined(__F16C__) && PH_WIDTH == 8
 inline Vec load(const Half* p) { return (Vec)_mm256_cvtph_ps(load_any<__m128i>(p)); }
+#elif defined(__aarch64__) && PH_WIDTH == 4
+inline Vec load(const Half* p) { return (Vec)vcvt_f32_f16(load_any<float16x4_t>(p)); }
 #else
 inline Vec load(const Half* p) {
     Vec v;

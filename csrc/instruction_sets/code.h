@@ -33,6 +33,8 @@ struct Code {
 
 #if defined(__x86_64__)
 extern const Code avx512_amx_code, avx512_bf16_code, avx512_code, avx2_code;
+#elif defined(__aarch64__)
+extern const Code neon_bf16_code, neon_dot_code;
 #endif
 extern const Code portable_code;
 

@@ -6,6 +6,10 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace polyhead {
@@ -52,11 +56,35 @@ inline bool runs_avx512_amx() {
 }
 #endif
 
+#if defined(__aarch64__)
+#if defined(__linux__)
+inline bool has_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }    // HWCAP_ASIMDDP
+inline bool has_bf16() { return getauxval(AT_HWCAP2) >> 14 & 1; }  // HWCAP2_BF16
+#elif defined(__APPLE__)
+inline bool has_feature(const char* name) {
+    int found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname(name, &found, &size, nullptr, 0) == 0 && found;
+}
+inline bool has_dot() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+inline bool has_bf16() { return has_feature("hw.optional.arm.FEAT_BF16"); }
+#else
+inline bool has_dot() { return false; }
+inline bool has_bf16() { return false; }
+#endif
+// Neoverse N1, Apple M1 and later.
+inline bool runs_neon_dot() { return has_dot(); }
+// Neoverse V1, Apple M2 and later.
+inline bool runs_neon_bf16() { return has_dot() && has_bf16(); }
+#endif
+
 inline bool runs_portable() { return true; }
 
 // Every code there is, the best first.
 #if defined(__x86_64__)
 #define PH_EVERY_CODE(X) X(avx512_amx) X(avx512_bf16) X(avx512) X(avx2) X(portable)
+#elif defined(__aarch64__)
+#define PH_EVERY_CODE(X) X(neon_bf16) X(neon_dot) X(portable)
 #else
 #define PH_EVERY_CODE(X) X(portable)
 #endif

@@ -143,6 +143,14 @@ template <class B> inline LaneInts dots(const Int8Unit& x, Bytes codes) {
     __m256i a = (__m256i)codes, b = (__m256i)x.codes;
     if (kSigned) b = _mm256_sign_epi8(b, a), a = _mm256_abs_epi8(a);
     return x.start + (LaneInts)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    LaneInts found = x.start;  // codes of 7 bits are signed bytes too
+    for (int half = 0; half < 2; ++half) {
+        const int8x16_t a = load_any<int8x16_t>((const uint8_t*)&codes + 16 * half), b = load_any<int8x16_t>((const uint8_t*)&x.codes + 16 * half);
+        int32_t* to = (int32_t*)&found + 4 * half;
+        vst1q_s32(to, vdotq_s32(vld1q_s32(to), a, b));
+    }
+    return found;
 #else
     LaneInts found = x.start;
     for (int i = 0; i < 32; ++i) found[i / 4] += (kSigned ? (int8_t)codes[i] : codes[i]) * (int8_t)x.codes[i];
