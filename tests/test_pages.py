@@ -39,6 +39,7 @@ def smollm2():
     [
         ("attention.md", 10),
         ("caches.md", 8),
+        ("extending.md", 2),
         ("long-context.md", 4),
         ("parallel.md", 3),
         ("recurrence.md", 5),

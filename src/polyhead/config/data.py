@@ -24,6 +24,7 @@ from polyhead._utils.checks import (
     is_whole,
     shown,
 )
+from polyhead._utils.extensions import extensions
 from polyhead.errors import ConfigError
 
 MOST_NUMBER = 1e18
@@ -94,7 +95,8 @@ class OneOfSeveral(Data):
 
     A direct subclass is such a part and lists its kinds in ``where``: the module of each, which is
     imported when a configuration of that kind is read. A subclass of it is one kind:
-    ``class AttentionConfig(HeadLayout, kind="heads")``.
+    ``class AttentionConfig(HeadLayout, kind="heads")``. Others may come from installed packages
+    (``_utils.extensions``), under names that are free.
     """
 
     kind: ClassVar[str]
@@ -106,6 +108,12 @@ class OneOfSeveral(Data):
         if kind is None:
             cls._kinds = {}
         else:
+            taken = cls._kinds.get(kind)
+            module = cls.where.get(kind, taken.__module__ if taken else cls.__module__)
+            if module != cls.__module__:
+                raise TypeError(
+                    f"{cls.__name__}: kind {kind!r} is taken by {module}; choose another"
+                )
             cls.kind = kind
             cls._kinds[kind] = cls
 
@@ -128,13 +136,20 @@ class OneOfSeveral(Data):
         if name is None:
             found = max(cls._kinds.values(), key=lambda kind: _share(kind, values))
         else:
-            if name not in cls.where:
-                raise ConfigError(
-                    f"{cls.__name__}: kind must be one of {', '.join(cls.where)}: got {name!r}"
-                )
-            importlib.import_module(cls.where[name])
-            found = cls._kinds[name]
+            found = cls._kind_of(name)
         return typing.cast(Self, found.from_dict(values))
+
+    @classmethod
+    def _kind_of(cls, name: Any) -> type[OneOfSeveral]:
+        """The class of a kind, polyhead's or an extension's."""
+        if isinstance(name, str) and name in cls.where:
+            importlib.import_module(cls.where[name])
+            return cls._kinds[name]
+        extensions()
+        if not isinstance(name, str) or name not in cls._kinds:
+            known = ", ".join({**cls.where, **cls._kinds})
+            raise ConfigError(f"{cls.__name__}: kind must be one of {known}: got {shown(name)}")
+        return cls._kinds[name]
 
 
 def _plain(value: Any) -> Any:

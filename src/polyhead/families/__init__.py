@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from polyhead._utils.extensions import extensions
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, shortened
 from polyhead.families.common import config_json
@@ -65,6 +67,15 @@ def _named(table: str) -> dict[str, Family]:
         if not module.ispkg:
             made = importlib.import_module(f"{__name__}.{module.name}")
             found |= {family.model_type: family for family in getattr(made, table, ())}
+    for made in extensions():
+        for family in getattr(made, table, ()):
+            if family.model_type in found:
+                warnings.warn(
+                    f"polyhead keeps its family {family.model_type!r} and leaves out that of "
+                    f"{made.__name__}",
+                    stacklevel=2,
+                )
+            found.setdefault(family.model_type, family)
     return found
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from polyhead._utils.atomic_write import write_tensors
 from polyhead._utils.checks import check_int, shown
+from polyhead._utils.extensions import extensions
 from polyhead._utils.paths import size_of
 from polyhead.errors import CheckpointError, UnsupportedError
 from polyhead.interpret.kept import KeptCall, TokenIds
@@ -81,9 +83,23 @@ _KINDS: dict[str, tuple[Callable[..., Any], Types]] = {
     "Tokens": (_tokens, {"length": int, "shift": int, "positions": Tensor | None}),
 }
 """How each part is made again: its maker, and the attributes that are its arguments with types."""
-_KINDS |= {
-    cls.__name__: (cls, dict(cls.arguments or {})) for base in (Mask, Bias) for cls in kinds(base)
-}
+
+
+@cache
+def _kinds() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
+    """``_KINDS``, with masks and biases; those of extensions by their full names."""
+    extensions()
+    rules = {
+        _name_of(cls): (cls, dict(cls.arguments or {}))
+        for base in (Mask, Bias)
+        for cls in kinds(base)
+    }
+    return _KINDS | rules
+
+
+def _name_of(cls: type) -> str:
+    own = cls.__module__.startswith("polyhead.")
+    return cls.__name__ if own else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def write(path: str | os.PathLike[str], content: Any) -> None:
@@ -142,13 +158,15 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
         return _packed(value.values, tensors)
     if isinstance(value, dict):
         return {"dict": {str(key): _packed(entry, tensors) for key, entry in value.items()}}
-    kind = type(value).__name__
-    if kind in _KINDS:
-        parts = [_packed(getattr(value, name), tensors) for name in _KINDS[kind][1]]
+    kind = _name_of(type(value))
+    if kind in _kinds():
+        parts = [_packed(getattr(value, name), tensors) for name in _kinds()[kind][1]]
         return {"kind": kind, "of": parts}
     if isinstance(value, list | tuple):
         return [_packed(entry, tensors) for entry in value]
-    raise UnsupportedError(f"a {kind} cannot be saved: only polyhead's own masks and biases can")
+    raise UnsupportedError(
+        f"a {kind} cannot be saved: masks and biases of polyhead and of installed extensions can"
+    )
 
 
 def _unpacked(value: Any, tensors: dict[str, Tensor], named: set[str]) -> Any:
@@ -166,9 +184,9 @@ def _unpacked(value: Any, tensors: dict[str, Tensor], named: set[str]) -> Any:
     if isinstance(entries := value.get("dict"), dict):
         return {key: _unpacked(entry, tensors, named) for key, entry in entries.items()}
     kind, given = value.get("kind"), value.get("of")
-    if not isinstance(kind, str) or kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _kinds():
         raise ValueError(f"there is no part of kind {shown(kind)}")
-    make, types = _KINDS[kind]
+    make, types = _kinds()[kind]
     if not isinstance(given, list) or len(given) != len(types):
         raise ValueError(f"{kind} must have {len(types)} arguments: got {shown(given)}")
     arguments = [_unpacked(entry, tensors, named) for entry in given]

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from polyhead._utils.extensions import extensions
 from polyhead.config import HeadLayout, Network
 from polyhead.errors import ConfigError
 from polyhead.layers.hooks import Hooked
@@ -60,6 +61,9 @@ def build_network(embed_dim: int, config: Network) -> nn.Module:
 
 def _builder(config: HeadLayout | Network) -> Callable[..., Any]:
     build = _BUILDERS.get(type(config))
+    if build is None:
+        extensions()
+        build = _BUILDERS.get(type(config))
     if build is None:
         known = ", ".join(sorted(each.__name__ for each in _BUILDERS))
         raise ConfigError(

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree
 
+from polyhead._utils.extensions import is_of_extension
 from polyhead.semantics.tokens import is_traced
 
 
@@ -88,8 +89,9 @@ def inherit_no_shortcut(
 
 
 def kinds(base: type[Component]) -> Iterator[type[Component]]:
-    """The classes below ``base`` that belong to polyhead and tell their arguments."""
+    """The classes below ``base`` of polyhead and its extensions that tell their arguments."""
     for cls in base.__subclasses__():
-        if cls.__module__.startswith("polyhead.") and cls.arguments is not None:
+        own = cls.__module__.startswith("polyhead.")
+        if cls.arguments is not None and (own or is_of_extension(cls)):
             yield cls
         yield from kinds(cls)
