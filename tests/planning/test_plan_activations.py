@@ -43,6 +43,7 @@ from polyhead.layers import (
     MixtureConfig,
     NormConfig,
     QKNormConfig,
+    RgLruConfig,
     RopeConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
@@ -143,6 +144,7 @@ LAYERS = {
     "Lightning": Case(
         LayerConfig(LightningAttentionConfig(16, 32), NARROW), share=0.6, tiles=CHUNKS
     ),
+    "RG-LRU": Case(LayerConfig(RgLruConfig(8, width=512), NARROW), share=0.6, tiles=CHUNKS),
     "hybrid heads": Case(
         LayerConfig(
             HybridHeadsConfig(

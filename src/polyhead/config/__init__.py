@@ -39,6 +39,7 @@ from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
+from polyhead.config.rg_lru import RgLruConfig
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
@@ -89,6 +90,7 @@ __all__ = [
     "QKNormConfig",
     "QueryTemperatureConfig",
     "RelativeBiasConfig",
+    "RgLruConfig",
     "RopeConfig",
     "RopeType",
     "ShortConvolutionConfig",

@@ -14,7 +14,6 @@ _SPEECH = "it is several models in one: of text, of speech, and of sound made fr
 _PICTURES = "it is an encoder that reads the patches of pictures among the tokens of a text"
 
 REFUSED: Mapping[str, str] = {
-    "recurrent_gemma": "some of its layers are linear recurrences, not attention",
     "rwkv": _RECURRENT,
     "xlstm": _RECURRENT,
     "bailing_hybrid": "its latent heads have one gate each, and its delta rule bounds decays",

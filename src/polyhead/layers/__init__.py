@@ -24,6 +24,7 @@ from polyhead.config import (
     MixtureConfig,
     NormConfig,
     QKNormConfig,
+    RgLruConfig,
     RopeConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
@@ -47,6 +48,7 @@ from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.rg_lru import RgLru
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
@@ -92,6 +94,8 @@ __all__ = [
     "NormConfig",
     "QKNormConfig",
     "RMSNorm",
+    "RgLru",
+    "RgLruConfig",
     "RoPE",
     "RopeConfig",
     "ShortConvolution",
