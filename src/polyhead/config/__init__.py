@@ -27,6 +27,7 @@ from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.hybrid_heads import HybridHeadsConfig
+from polyhead.config.hyper_connections import HyperConnectionsConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
@@ -68,6 +69,7 @@ __all__ = [
     "HeadLayout",
     "HeadTransformConfig",
     "HybridHeadsConfig",
+    "HyperConnectionsConfig",
     "IndexerConfig",
     "InitialConfig",
     "KimiDeltaAttentionConfig",

@@ -63,7 +63,6 @@ REFUSED: Mapping[str, str] = {
     "ultravbert": _PICTURES,
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
     "deepseek_v4": _STREAMS,
-    "hy_v4": _STREAMS,
     "qwen4_exp": _STREAMS,
     "qwen4_exp_text": _STREAMS,
     "dots3_note": _LATENT_GATES,

@@ -14,6 +14,7 @@ from polyhead.config import (
     GatedAttentionConfig,
     GatedDeltaNetConfig,
     HybridHeadsConfig,
+    HyperConnectionsConfig,
     IndexerConfig,
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
@@ -40,6 +41,7 @@ from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
 from polyhead.layers.hybrid_heads import HybridHeads
+from polyhead.layers.hyper_connections import HyperConnections
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.lightning_attention import LightningAttention
@@ -74,6 +76,8 @@ __all__ = [
     "HookHandle",
     "HybridHeads",
     "HybridHeadsConfig",
+    "HyperConnections",
+    "HyperConnectionsConfig",
     "IndexerConfig",
     "KimiDeltaAttention",
     "KimiDeltaAttentionConfig",
