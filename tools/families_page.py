@@ -148,6 +148,7 @@ NAMES = {
     "hybrid_heads": "attention beside Mamba-2",
     "cross_layer": "keys of an earlier layer",
     "short_convolution": "short convolution",
+    "rg_lru": "RG-LRU",
 }
 """Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {

@@ -399,8 +399,8 @@ def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:
 
 def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> None:
     """transformers' gradients are written as if they were weights, and read by the same loader."""
+    written = copy.deepcopy(theirs)  # before modules keep states with gradients
     _loss(theirs, case, ours.config.kind, is_ours=False).backward()
-    written = copy.deepcopy(theirs)
     for tensor, source in zip(written.parameters(), theirs.parameters(), strict=True):
         tensor.data = torch.zeros_like(tensor) if source.grad is None else source.grad.clone()
     for tensor in (*written.buffers(), *written.parameters()):

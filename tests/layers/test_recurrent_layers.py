@@ -35,6 +35,8 @@ from polyhead.layers import (
     Mamba2Config,
     MambaConfig,
     MultiHeadAttention,
+    RgLru,
+    RgLruConfig,
     ShortConvolution,
     ShortConvolutionConfig,
 )
@@ -57,6 +59,7 @@ KINDS: dict[str, HeadLayout] = {
     "Mamba": MambaConfig(10, 4, 3),
     "Mamba with norms": MambaConfig(10, 4, 3, bias=True, norm=NormConfig()),
     "Lightning attention": LightningAttentionConfig(4, 6, slope_scale=0.8),
+    "RG-LRU": RgLruConfig(4, width=20, conv_kernel=3),
     "short convolution": ShortConvolutionConfig(width=20, conv_kernel=4, bias=True),
 }
 BESIDE = HybridHeadsConfig(
@@ -269,6 +272,11 @@ def test_what_a_state_cannot_do_is_refused_by_name():
         LightningAttentionConfig(4, 6, rope=RopeConfig())
     with pytest.raises(ConfigError, match="Mamba has no rotary positions"):
         MambaConfig(10, 4, 3, rope=RopeConfig())
+    with pytest.raises(ConfigError, match="num_heads must divide width: got num_heads=3, width=20"):
+        RgLruConfig(3, width=20)
+    with pytest.raises(ConfigError, match="RG-LRU has no rotary positions"):
+        RgLruConfig(4, width=20, rope=RopeConfig())
+    assert RgLru(E, 4).config == RgLruConfig(4, width=E)
     assert Mamba(E, 10).config == MambaConfig(10, 16, 2)
     assert KimiDeltaAttention(E, 2, 8).config.rank == 8
     assert isinstance(ModelCache.for_config(hybrid()).layers[0], LayerCache)

@@ -320,3 +320,32 @@ def test_threads_copies_and_recomputation_read_their_own_call():
 def test_a_layer_reads_earlier_layers_that_choose(sources):
     with pytest.raises(ConfigError, match=r"layer \d reads the selection of layer \d, which must"):
         configuration(*sources)
+
+
+@torch.no_grad()
+def test_gates_sinks_and_features_that_rotate_last():
+    """Sinks that weigh nothing leave the layer, gates multiply the heads' outputs."""
+    plain, x, causal = layer(), tokens(2, 17), ph.Causal()
+    config = dataclasses.replace(plain.config, gated=True, sinks=True)
+    mine = SparseLatentAttention.from_config(E, config).double().eval()
+    mine.load_state_dict(plain.state_dict(), strict=False)
+    mine.sinks.fill_(-1e4)
+    mine.gate_proj.weight.zero_()
+    torch.testing.assert_close(mine(x, mask=causal), 0.5 * plain(x, mask=causal))
+    mine.sinks.fill_(0.0)
+    halved = mine(x, mask=causal)
+    assert not torch.allclose(halved, 0.5 * plain(x, mask=causal))
+    mine.gate_proj.weight.normal_()
+    gates = torch.sigmoid(x @ mine.gate_proj.weight.T).view(2, 17, 4, 6).transpose(1, 2)
+    with mine.register_head_edit(lambda heads: heads / gates):
+        torch.testing.assert_close(mine(x, mask=causal), 2 * halved)
+    last = dataclasses.replace(INDEXER, rotates="last")
+    config = dataclasses.replace(plain.config, indexer=last)
+    turned = SparseLatentAttention.from_config(E, config).double().eval()
+    turned.load_state_dict(plain.state_dict())
+    order = [*range(4, 8), *range(4)]  # with rows in another order the same ones rotate
+    index = turned.indexer
+    index.q_proj.weight.copy_(index.q_proj.weight.view(16, 8, -1)[:, order].flatten(0, 1))
+    for parameter in (index.k_proj.weight, index.k_norm.weight, index.k_norm.bias):
+        parameter.copy_(parameter[order])
+    torch.testing.assert_close(turned(x, mask=causal), plain(x, mask=causal))

@@ -33,6 +33,7 @@ from polyhead.layers import (
     GatedAttentionConfig,
     GatedDeltaNetConfig,
     HybridHeadsConfig,
+    HyperConnectionsConfig,
     IndexerConfig,
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
@@ -43,6 +44,7 @@ from polyhead.layers import (
     MixtureConfig,
     NormConfig,
     QKNormConfig,
+    RgLruConfig,
     RopeConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
@@ -143,6 +145,7 @@ LAYERS = {
     "Lightning": Case(
         LayerConfig(LightningAttentionConfig(16, 32), NARROW), share=0.6, tiles=CHUNKS
     ),
+    "RG-LRU": Case(LayerConfig(RgLruConfig(8, width=512), NARROW), share=0.6, tiles=CHUNKS),
     "hybrid heads": Case(
         LayerConfig(
             HybridHeadsConfig(
@@ -184,6 +187,15 @@ LAYERS = {
         ),
         share=0.6,
         vectors=PerLayerEmbeddingConfig(500, 16),
+    ),
+    "hyper-connections": Case(
+        LayerConfig(heads(), NARROW, streams=HyperConnectionsConfig()), share=0.4
+    ),
+    "chosen latents, gated": Case(
+        LayerConfig(replace(SPARSE, gated=True, sinks=True), NARROW),
+        share=0.6,
+        tokens=LONG,
+        tiles=TILES,
     ),
     "a sparse network": Case(
         LayerConfig(heads(), FeedForwardConfig(1024, sparsity=0.9)), share=0.6

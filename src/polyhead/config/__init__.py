@@ -27,6 +27,7 @@ from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.hybrid_heads import HybridHeadsConfig
+from polyhead.config.hyper_connections import HyperConnectionsConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
@@ -39,6 +40,7 @@ from polyhead.config.mixture import MixtureConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
+from polyhead.config.rg_lru import RgLruConfig
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
@@ -67,6 +69,7 @@ __all__ = [
     "HeadLayout",
     "HeadTransformConfig",
     "HybridHeadsConfig",
+    "HyperConnectionsConfig",
     "IndexerConfig",
     "InitialConfig",
     "KimiDeltaAttentionConfig",
@@ -89,6 +92,7 @@ __all__ = [
     "QKNormConfig",
     "QueryTemperatureConfig",
     "RelativeBiasConfig",
+    "RgLruConfig",
     "RopeConfig",
     "RopeType",
     "ShortConvolutionConfig",

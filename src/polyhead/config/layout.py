@@ -80,6 +80,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "mamba2": "polyhead.config.mamba2",
         "short_convolution": "polyhead.config.short_convolution",
         "cross_layer": "polyhead.config.cross_layer",
+        "rg_lru": "polyhead.config.rg_lru",
         "hybrid_heads": "polyhead.config.hybrid_heads",
     }
 

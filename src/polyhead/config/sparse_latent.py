@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
-from polyhead.config.data import Data, check_whole
+from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.latent import Computation, ComputationCost, LatentAttentionConfig
-from polyhead.config.layout import AttentionSpan, CallCost
+from polyhead.config.layout import AttentionSpan, CallCost, shared
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -23,6 +24,8 @@ class IndexerConfig(Data):
         head_dim: Features of its queries and keys.
         top_k: Keys that a query chooses.
         norm: Over the features of a key.
+        rotates: Which features of its queries and keys are rotated: the ``"first"``, or the
+            ``"last"`` (HY 4).
 
     Raises:
         ConfigError: A size below 1.
@@ -32,10 +35,12 @@ class IndexerConfig(Data):
     head_dim: int = 128
     top_k: int = 2048
     norm: NormConfig = field(default_factory=lambda: NormConfig("layernorm", eps=1e-6, bias=True))
+    rotates: Literal["first", "last"] = "first"
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "head_dim", "top_k"):
             check_whole(name, getattr(self, name))
+        check_choice("rotates", self.rotates, ("first", "last"))
 
     def parameter_groups(self, embed_dim: int, query_dim: int) -> Iterator[ParameterGroup]:
         """Its projections and norm; queries are made from ``query_dim`` features."""
@@ -49,12 +54,15 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
     """``LatentAttentionConfig`` with an indexer: DeepSeek sparse attention (V3.2).
 
     The indexer makes its queries from the latent of queries, so ``q_lora_rank`` is needed, and
-    rotates the first ``qk_rope_head_dim`` features of its queries and keys.
+    rotates ``qk_rope_head_dim`` features of its queries and keys.
 
     Attributes:
         indexer: Its sizes; of a layer that reads a selection ``top_k`` alone counts.
         selection_of: Number of an earlier layer whose selection this one reads, in place of an
             indexer (GLM-5; 2026, arXiv 2603.12201); None: its own.
+        gated: Whether heads' outputs are multiplied by the sigmoid of a projection of the input
+            (HY 4).
+        sinks: Whether a learned number of each head joins the softmax's denominator (HY 4).
 
     Raises:
         ConfigError: No ``q_lora_rank``, or fewer features in the indexer than are rotated.
@@ -62,6 +70,8 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
 
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
     selection_of: int | None = None
+    gated: bool = False
+    sinks: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,6 +115,10 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         yield from super().parameter_groups(embed_dim)
+        if self.gated:
+            yield ParameterGroup("attention", self.num_heads, self.v_head_dim * embed_dim)
+        if self.sinks:
+            yield ParameterGroup("attention", self.num_heads, 1, multiplied=False)
         if self.selection_of is not None:
             return
         yield from self.indexer.parameter_groups(embed_dim, self.q_lora_rank or 0)
@@ -130,6 +144,7 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         index, given = self.indexer, {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
         dense = super().peak_activation_elements(embed_dim, half=half, **given)
         made = 2 * index.num_heads * index.head_dim + 4 * index.head_dim + index.num_heads
+        gate = 2 * shared(self.num_heads, ranks) * self.v_head_dim * self.gated
         # Beside q and latents the indexer's queries, then the numbers of the chosen keys, which
         # have 64 bits, twice while they are sorted.
-        return dense + max(made, 4 * min(index.top_k, tokens))
+        return dense + gate + max(made, 4 * min(index.top_k, tokens))

@@ -28,7 +28,10 @@ class StreamsConfig(OneOfSeveral, ABC):
         count: Streams n, at least 2.
     """
 
-    where: ClassVar[Mapping[str, str]] = {"altup": "polyhead.config.streams"}
+    where: ClassVar[Mapping[str, str]] = {
+        "altup": "polyhead.config.streams",
+        "hyper_connections": "polyhead.config.hyper_connections",
+    }
     around_layer: ClassVar[bool]
     """Whether a layer reads the streams once; else each of its parts does."""
 

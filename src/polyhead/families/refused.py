@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _RECURRENT = "its layers are linear recurrences, not attention"
-_STREAMS = "each layer mixes several residual streams by learned weights (hyper-connections)"
+_STREAMS = "its residual streams are read by weights of low rank, and it hashes runs of tokens"
 _CONTENT = "its scores depend on the content of queries and the distance of keys"
 _DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
 _CODES = "it reads and writes several codes of sound at a time"
@@ -14,7 +14,6 @@ _SPEECH = "it is several models in one: of text, of speech, and of sound made fr
 _PICTURES = "it is an encoder that reads the patches of pictures among the tokens of a text"
 
 REFUSED: Mapping[str, str] = {
-    "recurrent_gemma": "some of its layers are linear recurrences, not attention",
     "rwkv": _RECURRENT,
     "xlstm": _RECURRENT,
     "bailing_hybrid": "its latent heads have one gate each, and its delta rule bounds decays",
@@ -63,8 +62,7 @@ REFUSED: Mapping[str, str] = {
     "modernvbert": _PICTURES,
     "ultravbert": _PICTURES,
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
-    "deepseek_v4": _STREAMS,
-    "hy_v4": _STREAMS,
+    "deepseek_v4": "its residual streams are mixed by matrices that steps make doubly stochastic",
     "qwen4_exp": _STREAMS,
     "qwen4_exp_text": _STREAMS,
     "dots3_note": _LATENT_GATES,

@@ -14,6 +14,7 @@ from polyhead.config import (
     GatedAttentionConfig,
     GatedDeltaNetConfig,
     HybridHeadsConfig,
+    HyperConnectionsConfig,
     IndexerConfig,
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
@@ -24,6 +25,7 @@ from polyhead.config import (
     MixtureConfig,
     NormConfig,
     QKNormConfig,
+    RgLruConfig,
     RopeConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
@@ -39,6 +41,7 @@ from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
 from polyhead.layers.hybrid_heads import HybridHeads
+from polyhead.layers.hyper_connections import HyperConnections
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.lightning_attention import LightningAttention
@@ -47,6 +50,7 @@ from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.rg_lru import RgLru
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
@@ -72,6 +76,8 @@ __all__ = [
     "HookHandle",
     "HybridHeads",
     "HybridHeadsConfig",
+    "HyperConnections",
+    "HyperConnectionsConfig",
     "IndexerConfig",
     "KimiDeltaAttention",
     "KimiDeltaAttentionConfig",
@@ -92,6 +98,8 @@ __all__ = [
     "NormConfig",
     "QKNormConfig",
     "RMSNorm",
+    "RgLru",
+    "RgLruConfig",
     "RoPE",
     "RopeConfig",
     "ShortConvolution",

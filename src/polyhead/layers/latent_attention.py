@@ -214,12 +214,14 @@ class MultiHeadLatentAttention(Hooked):
             mask=mask,
             bias=bias,
             scale=self.scale,
+            sinks=self._sinks(),
             q_positions=positions,
             dropout_p=self.dropout if self.training else 0.0,
             kernel=kernel,
         )
         if way == "absorbed":
             heads = self._from_latent(heads)
+        heads = self._finished(x, heads)
         return linear(self._edited(heads).transpose(1, 2).reshape(B, T, -1), self.o_proj)
 
     def explain(
@@ -247,6 +249,14 @@ class MultiHeadLatentAttention(Hooked):
                 f"queries={queries}, keys={keys}"
             )
         return explain_choice(self.config, batch_size, queries, keys, _forced(computation))
+
+    def _sinks(self) -> Tensor | None:
+        """``[H]`` what joins the softmax of each head, for layouts that have it."""
+        return None
+
+    def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
+        """What ``o_proj`` is given of the heads' outputs ``[B, H, T, V]``."""
+        return heads
 
     def _check_cache(self, cache: Any) -> None:
         """Raises TypeError unless ``cache`` holds what this layer remembers."""

@@ -18,15 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead import native
 from polyhead.caches.layer_cache import Step
 from polyhead.config import MambaConfig
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.recurrent import RecurrentLayer, convolve
+from polyhead.layers.recurrent import RecurrentLayer, convolve, kernel_of_channels
 from polyhead.layers.registry import register_builder
-from polyhead.native import batch_invariant
 
 
 class Mamba(RecurrentLayer):
@@ -111,7 +109,7 @@ class Mamba(RecurrentLayer):
         steps = F.softplus(steps).mT
         decay = -self.A_log.to(precise).exp()[:, None] * steps[..., None]
         values = mixed.mT[..., None]
-        kernel = _kernel(kernel, x)
+        kernel = kernel_of_channels(kernel, x)
         heads = self._recurrence(
             q[:, None], k[:, None], values, real, kernel, step, decay=decay, beta=steps, scale=1.0
         )
@@ -119,16 +117,6 @@ class Mamba(RecurrentLayer):
         gated = outputs * F.silu(gate.to(precise)).mT[..., None]
         edited = self._edited(gated.to(x.dtype))
         return linear(edited.transpose(1, 2).flatten(2), self.o_proj)
-
-
-def _kernel(kernel: str, x: Tensor) -> str:
-    """Token by token where there is no native code for it: chunks of so many heads, each of one
-    value, take forty times the memory of the decays.
-    """
-    if kernel != "auto" or batch_invariant.is_enabled():
-        return kernel
-    fast = x.device.type == "cpu" and x.dtype != torch.float64 and native.code() is not None
-    return "auto" if fast and not torch.is_grad_enabled() else "reference"
 
 
 register_builder(MambaConfig, Mamba.from_config)

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from polyhead import native
 from polyhead._utils.checks import check_probability
 from polyhead.caches import SequenceCache
 from polyhead.caches.layer_cache import Step
@@ -25,6 +26,7 @@ from polyhead.layers.attention_parts import check_layer_cache, check_sizes, ragg
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.positions import RoPE
 from polyhead.layers.record import hooks_here
+from polyhead.native import batch_invariant
 from polyhead.semantics import Causal, KeyLengths, Mask
 from polyhead.semantics.argument_hints import refuse
 from polyhead.semantics.masks.algebra import And
@@ -223,3 +225,15 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     for i, tap in enumerate(taps[1:], 1):
         y = y.addcmul_(wide[:, i : i + T], tap)
     return (y if bias is None else y + bias).to(x.dtype)
+
+
+def kernel_of_channels(kernel: str, x: Tensor) -> str:
+    """The kernel for states of single channels, where the caller names none.
+
+    Token by token where there is no native code for it: chunks of so many heads, each of one
+    value, take forty times the memory of the decays.
+    """
+    if kernel != "auto" or batch_invariant.is_enabled():
+        return kernel
+    fast = x.device.type == "cpu" and x.dtype != torch.float64 and native.code() is not None
+    return "auto" if fast and not torch.is_grad_enabled() else "reference"

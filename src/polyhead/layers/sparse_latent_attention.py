@@ -45,7 +45,7 @@ class LightningIndexer(nn.Module):
         embed_dim: E.
         query_dim: Features of the latent that queries are made from.
         config: Sizes and norm.
-        rotated: Features of a query and of a key that are rotated, the first ones.
+        rotated: Features of a query and of a key that are rotated.
 
     Attributes:
         q_proj: ``[J · D, query_dim]``.
@@ -78,7 +78,10 @@ class LightningIndexer(nn.Module):
         q = linear(latent, self.q_proj).view(*x.shape[:2], J, D)
         k, weights = fused.linears(x, self.k_proj, self.weights_proj)
         k = self.k_norm(k).view(*x.shape[:2], 1, D)
-        q, k = (_rotated(each, rope, positions, self.rotated).transpose(1, 2) for each in (q, k))
+        start = D - self.rotated if self.config.rotates == "last" else 0
+        q, k = (
+            _rotated(each, rope, positions, start, self.rotated).transpose(1, 2) for each in (q, k)
+        )
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         return q, weights.mT * (J * D) ** -0.5, k
 
@@ -106,12 +109,16 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         indexer: A ``LightningIndexer``, or None where the configuration reads the selection of an
             earlier layer.
         top_k: Keys that a query chooses.
+        gate_proj: ``[H · V, E]``, where the configuration says so.
+        sinks: ``[H]``, or None.
 
     Raises:
         ConfigError: Sizes or numbers that do not go together.
     """
 
     _reads_query_latent = True
+    config: SparseLatentAttentionConfig
+    sinks: nn.Parameter | None
 
     @other_names
     def __init__(
@@ -149,11 +156,30 @@ class SparseLatentAttention(MultiHeadLatentAttention):
             raise ConfigError(f"config must be a SparseLatentAttentionConfig: got {config}")
         super()._build(embed_dim, config, rope)
         self.top_k = config.indexer.top_k
+        if config.gated:
+            self.gate_proj = nn.Linear(embed_dim, config.num_heads * config.v_head_dim, bias=False)
+        self.register_parameter(
+            "sinks", nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
+        )
         self.indexer = None
         if not config.reads:
             self.indexer = LightningIndexer(
                 embed_dim, config.q_lora_rank, config.indexer, config.qk_rope_head_dim
             )
+
+    def reset_parameters(self) -> None:
+        """Sets the sinks to 0, as at first. Projections and norms stay."""
+        if self.sinks is not None:
+            nn.init.zeros_(self.sinks)
+
+    def _sinks(self) -> Tensor | None:
+        return self.sinks
+
+    def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
+        if not self.config.gated:
+            return heads
+        gate = torch.sigmoid(linear(x, self.gate_proj))
+        return heads * gate.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
 
     def _check_cache(self, cache: Any) -> None:
         if self.indexer is None:
@@ -202,12 +228,13 @@ def _both(mask: Mask | None, chosen: Mask | None) -> Mask | None:
     return mask & chosen
 
 
-def _rotated(x: Tensor, rope: RoPE | None, positions: int | Tensor, dim: int) -> Tensor:
-    """``[B, T, heads, D]`` with its first ``dim`` features rotated."""
+def _rotated(x: Tensor, rope: RoPE | None, positions: int | Tensor, start: int, dim: int) -> Tensor:
+    """``[B, T, heads, D]`` with ``dim`` of its features rotated, from ``start`` on."""
     if rope is None:
         return x
-    rotated = rope.apply(x[..., :dim], positions, head_axis=2)
-    return torch.cat((rotated, x[..., dim:]), dim=-1)
+    before, turned, behind = x.tensor_split([start, start + dim], dim=-1)
+    rotated = rope.apply(turned, positions, head_axis=2)
+    return torch.cat((before, rotated, behind), dim=-1)
 
 
 register_builder(SparseLatentAttentionConfig, SparseLatentAttention.from_config)

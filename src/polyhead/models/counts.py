@@ -49,7 +49,15 @@ _PARTS = {
 }
 """The part of a parameter outside the layers, by the first word of its name."""
 
-_BESIDE = {"feed_forward", "per_layer_input", "laurel", "streams"}
+_BESIDE = {
+    "feed_forward",
+    "per_layer_input",
+    "laurel",
+    "streams",
+    "attention_streams",
+    "cross_attention_streams",
+    "feed_forward_streams",
+}
 """Parts of layers whose parameters count as those of networks."""
 
 

@@ -130,6 +130,27 @@ CASES = (
         ),
     ),
     Case(
+        "hy_v4",
+        {
+            **{key: _SIZES[key] for key in _SIZES if key != "first_k_dense_replace"},
+            "num_hidden_layers": 3,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 1,
+            "index_n_heads": 16,
+            "index_head_dim": 8,
+            "index_topk": 9,
+            "swiglu_limit": 0.5,
+        },
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"index_topk": 64}),
+            ({}, {"indexer_types": ["full", "shared", "shared"]}, {"hc_mult": 2}),
+            ({}, {"mlp_layer_types": ["sparse", "dense", "sparse"]}, {"hc_magnitude": 1.5}),
+            ({}, {"norm_topk_prob": False}, _YARN),
+        ),
+    ),
+    Case(
         "glm4_moe_lite",
         _SIZES,
         axes=(

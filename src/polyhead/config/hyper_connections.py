@@ -1,0 +1,55 @@
+"""Hyper-connections between residual streams, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from polyhead.config.data import check_positive
+from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.config.streams import StreamsConfig
+
+
+@dataclass(frozen=True)
+class HyperConnectionsConfig(StreamsConfig, kind="hyper_connections"):
+    """Independent hyper-connections (Zhu et al. 2024, arXiv 2409.19606), as HY 4 has them.
+
+    Each part of a layer reads a weighted sum of the streams, and its output is added to every
+    stream with a weight of its own; the weights depend on all streams of the token.
+
+    Attributes:
+        magnitude: Largest weight of what is added to a stream.
+        eps: Added to the weights.
+        norm_eps: Of the RMSNorm over all streams that weights are made from.
+    """
+
+    around_layer: ClassVar[bool] = False
+
+    count: int = 4
+    magnitude: float = 2.0
+    eps: float = 1e-6
+    norm_eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("magnitude", "norm_eps"):
+            check_positive(name, getattr(self, name))
+
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
+        n = self.count
+        yield ParameterGroup("feed_forward", 1, 2 * n * n * embed_dim, as_numbers=True)
+        yield ParameterGroup("feed_forward", 1, 2 * n + 2, multiplied=False)
+
+    def end_parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
+        n = self.count
+        yield ParameterGroup("embedding", 1, n * n * embed_dim, as_numbers=True)
+        yield ParameterGroup("embedding", 1, n + 1, multiplied=False)
+
+    def peak_activation_elements(self, embed_dim: int) -> int:
+        # The streams, what is read or added, both in float32, and what is written.
+        return 5 * self.count * embed_dim
+
+    def held_activation_elements(self, embed_dim: int) -> int:
+        # Weights of half precision are made and applied in float32.
+        return 6 * self.count * embed_dim
