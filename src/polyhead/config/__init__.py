@@ -40,6 +40,8 @@ from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
 from polyhead.config.rope import RopeConfig, RopeType
+from polyhead.config.selective_attention import SelectiveAttentionConfig
+from polyhead.config.selectors import BlockBoundsConfig, BlockMeansConfig, SelectorConfig
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.streams import AltUpConfig, StreamsConfig
@@ -52,6 +54,8 @@ __all__ = [
     "AttentionConfig",
     "AttentionSpan",
     "AudioConfig",
+    "BlockBoundsConfig",
+    "BlockMeansConfig",
     "CallCost",
     "CrossLayerAttentionConfig",
     "Data",
@@ -91,6 +95,8 @@ __all__ = [
     "RelativeBiasConfig",
     "RopeConfig",
     "RopeType",
+    "SelectiveAttentionConfig",
+    "SelectorConfig",
     "ShortConvolutionConfig",
     "SinusoidConfig",
     "SparseLatentAttentionConfig",

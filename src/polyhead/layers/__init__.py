@@ -25,6 +25,7 @@ from polyhead.config import (
     NormConfig,
     QKNormConfig,
     RopeConfig,
+    SelectiveAttentionConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
@@ -47,6 +48,7 @@ from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.selective_attention import SelectiveAttention
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
@@ -94,6 +96,8 @@ __all__ = [
     "RMSNorm",
     "RoPE",
     "RopeConfig",
+    "SelectiveAttention",
+    "SelectiveAttentionConfig",
     "ShortConvolution",
     "ShortConvolutionConfig",
     "SinusoidalPositions",
