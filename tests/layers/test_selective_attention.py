@@ -13,6 +13,7 @@ import polyhead as ph
 from polyhead.caches import LayerCache, Quantized
 from polyhead.caches.sizes import Dense, Layout, Paged
 from polyhead.config import (
+    AttentionConfig,
     BlockBoundsConfig,
     BlockMeansConfig,
     FeedForwardConfig,
@@ -23,7 +24,7 @@ from polyhead.config import (
     SelectorConfig,
     TransformerConfig,
 )
-from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.errors import ConfigError, InputError, UnsupportedError
 from polyhead.layers import MultiHeadAttention, SelectiveAttention
 from polyhead.models import Transformer
 from polyhead.parallel.classes import check_classes
@@ -296,3 +297,37 @@ def test_what_does_not_go_is_refused_by_name():
         mine(x, x)
     with pytest.raises(UnsupportedError, match="SelectiveAttention"):
         check_classes(model("MoBA"), "context")
+
+
+@torch.no_grad()
+def test_a_trained_model_chooses_blocks_with_the_same_weights():
+    network = FeedForwardConfig(40, "silu", gated=True, bias=False)
+    kinds = [AttentionConfig(H, G, D, rope=RopeConfig(), window=w) for w in (None, None, None, 9)]
+    config = TransformerConfig(
+        "decoder", 50, E, 256, tuple(LayerConfig(each, network) for each in (*kinds, kinds[0]))
+    )
+    torch.manual_seed(0)
+    dense = Transformer(config).eval()
+    ids = torch.randint(50, (1, 40), generator=torch.Generator().manual_seed(0))
+    wanted = dense(ids)
+    quest = ph.choose_blocks(dense, BlockBoundsConfig(4, 3))
+    choosing = [layer.attention.layout.startswith("Quest") for layer in quest.config.layers]
+    assert choosing == [False, False, True, False, True]
+    assert all(a is b for a, b in zip(dense.parameters(), quest.parameters(), strict=True))
+    torch.testing.assert_close(quest(ids), wanted)  # a prompt reads all keys
+    caches = [each.new_cache() for each in (dense, quest)]
+    full, few = (
+        torch.cat([each(part, cache=cache) for part in ids.split([30, 1, 9], dim=1)], dim=1)
+        for each, cache in zip((dense, quest), caches, strict=True)
+    )
+    torch.testing.assert_close(full, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(few[:, :30], wanted[:, :30], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(few[:, 30], wanted[:, 30], atol=1e-4)
+    assert torch.equal(dense(ids), wanted)  # it stays as it is
+    every = ph.choose_blocks(dense, BlockBoundsConfig(4, 99), layers=[0, 1])
+    parts = [every(part, cache=cache) for cache in [every.new_cache()] for part in ids.split(7, 1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), wanted, atol=1e-5, rtol=1e-5)
+    with pytest.raises(InputError, match="layers must be 0 to 4: got 5"):
+        ph.choose_blocks(dense, layers=[5])
+    with pytest.raises(UnsupportedError, match=r"layer 2 has SelectiveAttention"):
+        ph.choose_blocks(quest, layers=[2])
