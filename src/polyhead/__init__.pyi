@@ -47,6 +47,7 @@ from polyhead.layers import MultiHeadLatentAttention as MultiHeadLatentAttention
 from polyhead.layers import RoPE as RoPE
 from polyhead.layers import TransformerLayer as TransformerLayer
 from polyhead.models import Transformer as Transformer
+from polyhead.models.choosing import choose_blocks as choose_blocks
 from polyhead.planning import Plan as Plan
 from polyhead.planning import plan as plan
 from polyhead.semantics import FIRE as FIRE

@@ -19,6 +19,7 @@ from allocations import measured
 from polyhead import native
 from polyhead.config import (
     AltUpConfig,
+    BlockMeansConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
     TransformerConfig,
@@ -46,6 +47,7 @@ from polyhead.layers import (
     QKNormConfig,
     RgLruConfig,
     RopeConfig,
+    SelectiveAttentionConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
@@ -66,6 +68,7 @@ LATENT = LatentAttentionConfig(32, 96, 64, 16, 64)
 SPARSE = SparseLatentAttentionConfig(
     32, 96, 64, 16, 64, q_lora_rank=96, indexer=IndexerConfig(16, 32, 128)
 )
+MOBA = SelectiveAttentionConfig(16, 4, 64, rope=RopeConfig(), selector=BlockMeansConfig(64, 4))
 SCRATCH = 272 * KIB
 """What oneDNN's products in bfloat16 rearrange, and a few numbers per token: norms, experts."""
 TILES_OF_WEIGHTS = torch.cpu._is_amx_tile_supported()
@@ -128,6 +131,7 @@ LAYERS = {
         LayerConfig(DifferentialAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
     ),
     # Of these a plan counts the most of several stages, each a little more than it takes.
+    "chosen blocks": Case(LayerConfig(MOBA, NARROW), share=0.5, tokens=LONG, tiles=TILES),
     "chosen latents": Case(LayerConfig(SPARSE, NARROW), share=0.6, tokens=LONG, tiles=TILES),
     "gated DeltaNet": Case(
         LayerConfig(GatedDeltaNetConfig(8, 4, 32, 32), NARROW), share=0.6, tiles=CHUNKS

@@ -42,6 +42,8 @@ from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
 from polyhead.config.rg_lru import RgLruConfig
 from polyhead.config.rope import RopeConfig, RopeType
+from polyhead.config.selective_attention import SelectiveAttentionConfig
+from polyhead.config.selectors import BlockBoundsConfig, BlockMeansConfig, SelectorConfig
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.streams import AltUpConfig, StreamsConfig
@@ -54,6 +56,8 @@ __all__ = [
     "AttentionConfig",
     "AttentionSpan",
     "AudioConfig",
+    "BlockBoundsConfig",
+    "BlockMeansConfig",
     "CallCost",
     "CrossLayerAttentionConfig",
     "Data",
@@ -95,6 +99,8 @@ __all__ = [
     "RgLruConfig",
     "RopeConfig",
     "RopeType",
+    "SelectiveAttentionConfig",
+    "SelectorConfig",
     "ShortConvolutionConfig",
     "SinusoidConfig",
     "SparseLatentAttentionConfig",

@@ -71,6 +71,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "latent": "polyhead.config.latent",
         "sparse_latent": "polyhead.config.sparse_latent",
         "gated": "polyhead.config.gated_attention",
+        "selective": "polyhead.config.selective_attention",
         "sub_norm": "polyhead.config.sub_norm",
         "differential": "polyhead.config.differential_attention",
         "gated_delta": "polyhead.config.gated_delta_net",

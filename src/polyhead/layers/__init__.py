@@ -27,6 +27,7 @@ from polyhead.config import (
     QKNormConfig,
     RgLruConfig,
     RopeConfig,
+    SelectiveAttentionConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
@@ -51,6 +52,7 @@ from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.layers.rg_lru import RgLru
+from polyhead.layers.selective_attention import SelectiveAttention
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
@@ -102,6 +104,8 @@ __all__ = [
     "RgLruConfig",
     "RoPE",
     "RopeConfig",
+    "SelectiveAttention",
+    "SelectiveAttentionConfig",
     "ShortConvolution",
     "ShortConvolutionConfig",
     "SinusoidalPositions",

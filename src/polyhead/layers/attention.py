@@ -227,7 +227,9 @@ class MultiHeadAttention(HeadProjections):
                 raise ValueError("context_positions need a context: got none")
             if positions is None and cache is not None:
                 positions = ragged_positions(cache, x)
-            q, source = self._self_attention(x, positions, cache, handed)
+            q, source, chosen = self._self_attention(x, positions, cache, handed)
+            if chosen is not None:
+                mask = chosen if mask is None else mask & chosen
             if handed is not None and self.config.hands_on_keys:
                 handed.hand_on("keys", source)
         else:
@@ -282,7 +284,8 @@ class MultiHeadAttention(HeadProjections):
         positions: Tensor | None,
         cache: KeyValueCache | None,
         handed: Handed | None,
-    ) -> tuple[Tensor, KeyValueSource]:
+    ) -> tuple[Tensor, KeyValueSource, Mask | None]:
+        """Queries, the source that they read, and the keys of it that they choose; None: all."""
         if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
             raise ValueError(
                 f"self-attention needs kdim and vdim equal to embed_dim={self.embed_dim}: got "
@@ -290,9 +293,9 @@ class MultiHeadAttention(HeadProjections):
             )
         if cache is None:
             q, k, v = self._project(x, 0 if positions is None else positions)
-            return q, DenseSource(k, v, positions)
+            return q, DenseSource(k, v, positions), None
         q, k, v = self._project(x, cache.length if positions is None else positions)
-        return q, cache.append(k, v, positions)
+        return q, cache.append(k, v, positions), None
 
     def _cross_attention(
         self,

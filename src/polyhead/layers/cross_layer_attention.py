@@ -20,7 +20,7 @@ from polyhead.layers.attention_parts import check_layer_cache
 from polyhead.layers.handed import Handed, handed_to
 from polyhead.layers.linear import linear
 from polyhead.layers.registry import register_builder
-from polyhead.semantics import KeyValueSource
+from polyhead.semantics import KeyValueSource, Mask
 
 
 class CrossLayerAttention(MultiHeadAttention):
@@ -37,7 +37,7 @@ class CrossLayerAttention(MultiHeadAttention):
         positions: Tensor | None,
         cache: Any,
         handed: Handed | None,
-    ) -> tuple[Tensor, KeyValueSource]:
+    ) -> tuple[Tensor, KeyValueSource, Mask | None]:
         source: KeyValueSource = handed_to(handed, "keys", self.config.reads)
         at: int | Tensor = 0 if positions is None else positions
         if cache is not None:
@@ -45,7 +45,7 @@ class CrossLayerAttention(MultiHeadAttention):
                 at = cache.length
             with cache.step(x, positions):
                 pass
-        return self._queries(linear(x, self.q_proj), at), source
+        return self._queries(linear(x, self.q_proj), at), source, None
 
     def _check_cache(self, cache: Any) -> None:
         check_layer_cache(cache)

@@ -1,0 +1,7 @@
+"""How the heads of ``SelectiveAttentionConfig`` choose keys, as plain data, a kind in each file."""
+
+from polyhead.config.selectors.base import SelectorConfig
+from polyhead.config.selectors.block_bounds import BlockBoundsConfig
+from polyhead.config.selectors.block_means import BlockMeansConfig
+
+__all__ = ["BlockBoundsConfig", "BlockMeansConfig", "SelectorConfig"]

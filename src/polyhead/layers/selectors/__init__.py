@@ -1,0 +1,7 @@
+"""How heads choose blocks of keys, a kind in each file (``polyhead.config.selectors``)."""
+
+from polyhead.layers.selectors.base import BlockSelector, Choice, build_selector
+from polyhead.layers.selectors.block_bounds import BlockBounds
+from polyhead.layers.selectors.block_means import BlockMeans
+
+__all__ = ["BlockBounds", "BlockMeans", "BlockSelector", "Choice", "build_selector"]
