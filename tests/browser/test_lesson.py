@@ -14,6 +14,7 @@ import polyhead as ph
 from browser.contrast import TEXT_COLOURS, contrast
 from polyhead.planning import tiled_pairs
 from polyhead.viewer.lesson import write
+from polyhead.viewer.lesson.numbers import lesson_numbers
 from polyhead.viewer.lesson.numbers import scaling as scaling_numbers
 from polyhead.viewer.lesson.page import SCENES
 
@@ -93,6 +94,36 @@ def compare_tiles(page: Any) -> None:
         )
 
 
+def compare_rotation(page: Any) -> None:
+    x = [0.3, -1.2]
+    wanted = ph.RoPE().apply(torch.tensor(x, dtype=torch.float64)[None, None, None], 5)
+    found = page.evaluate("x => polyhead.rotated(x, 5)", x)
+    torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), wanted[0, 0, 0])
+    same, moved = ([page.evaluate("([order, on]) => polyhead.inOrder(order, on)", [order, on])
+                    for order in ([0, 1, 2], [2, 0, 1])] for on in (False, True))  # fmt: skip
+    assert torch.allclose(*map(torch.tensor, same))
+    assert not torch.allclose(*map(torch.tensor, moved), atol=0.01)
+
+
+def check_exercises(page: Any) -> None:
+    """Every answer is accepted, another one is not."""
+    for name, answers in lesson_numbers()["exercises"].items():
+        for number, answer in enumerate(answers, 1):
+            field, key = page.get_by_test_id(f"ask-{name}-{number}"), f"{name}-{number}"
+            for given, wanted in ((answer + 1, "wrong"), (answer, "right")):
+                field.fill(str(given))
+                field.press("Enter")
+                assert page.get_by_test_id(f"said-{key}").get_attribute("class") == wanted, key
+    for given, answer, right in (
+        ("1,024", 1024, True),
+        ("0,67", 0.673, True),
+        ("−0.42", -0.416, True),
+        ("", 0, False),
+        ("seven", 7, False),
+    ):
+        assert page.evaluate("([x, a]) => polyhead.isRight(x, a)", [given, answer]) is right, given
+
+
 def check_names(page: Any) -> None:
     """What a screen reader needs: names for all that can be used, headings, landmarks."""
     nameless = page.eval_on_selector_all(
@@ -117,6 +148,8 @@ def test_the_lesson_computes_as_polyhead_and_speaks_both_languages(
     compare_attention(page)
     compare_scaling(page)
     compare_tiles(page)
+    compare_rotation(page)
+    check_exercises(page)
     check_names(page)
     assert page.locator("html").get_attribute("lang") == "zh-Hans"
     for words in (
@@ -157,7 +190,7 @@ def test_the_lesson_computes_as_polyhead_and_speaks_both_languages(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("language", ["en", "zh"])
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1600), ("dark", 390)])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1400), ("dark", 390)])
 def test_every_scene_fits_and_can_be_read(
     open_file: Open, lesson: Path, language: str, scheme: str, width: int
 ) -> None:
@@ -169,6 +202,11 @@ def test_every_scene_fits_and_can_be_read(
         box = page.get_by_test_id(f"scene-{name}").bounding_box()
         assert box["height"] > 150, name
         assert box["x"] + box["width"] <= width, name
+    hidden = page.evaluate("""
+        [...document.querySelectorAll("main td, main th, main svg, main input")]
+        .filter((node) => node.getBoundingClientRect().right > innerWidth)
+        .map((node) => node.closest("section").id)""")
+    assert hidden == []  # every column is seen without scrolling sideways
     looks = page.evaluate(
         "[...document.querySelectorAll('section')].map((x) => getComputedStyle(x))"
         ".map((x) => `${x.backgroundColor} ${x.borderTop} ${x.padding}`)"
@@ -187,7 +225,7 @@ def test_all_is_reached_by_keyboard_and_focus_stays_where_it_was(
 ) -> None:
     page = open_file(lesson, locale="en")
     visited = set()
-    for _ in range(110):
+    for _ in range(260):
         page.keyboard.press("Tab")
         visited.add(page.evaluate("document.activeElement.dataset.testid ?? null"))
     wanted = {"language", "theme", "go-table", "scores-size", "scores-scale", "example-step",

@@ -17,11 +17,12 @@ def learn(
     lang: Language = None,
     open_: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
 ) -> None:
-    """Learn multi-head attention: ten scenes with numbers that you can change.
+    """Learn multi-head attention: twelve scenes with numbers that you can change.
 
     One HTML file without network: query, key and value; scores and softmax; an example worked
-    step by step; several heads; masks; cross-attention; MHA, GQA, MQA and MLA with their caches;
-    FlashAttention; the stack of layers; the variants compared.
+    step by step; several heads; masks; positions; cross-attention; MHA, GQA, MQA and MLA with their
+    caches; FlashAttention; training; the stack of layers; the variants compared. Beside them stand
+    the numbers of a real model.
     """
     import webbrowser
 

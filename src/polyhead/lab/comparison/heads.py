@@ -31,6 +31,7 @@ from polyhead.interpret.probe import probe
 from polyhead.interpret.pruning import head_importance, prune
 from polyhead.lab.comparison.runs import validation_loss
 from polyhead.models import Transformer
+from polyhead.models.parts import layer_of
 
 HEADS = (1, 2, 4, 8, 16, 32)
 OFFSETS = (1, 2, 3, 4)
@@ -115,7 +116,42 @@ def where_heads_look(heads: int, seed: int) -> tuple[Tensor, Tensor]:
     return ids[0], seen[0].rows()[0]
 
 
-def _trained(heads: int, seed: int, steps: int) -> Namer:
+def heads_in_training(heads: int, seed: int, after: Sequence[int]) -> list[dict[str, Any]]:
+    """Trains one model on the task and looks at it after some numbers of steps.
+
+    Args:
+        after: Numbers of steps, 0 to 400, ascending.
+
+    Returns:
+        For each of them ``step``, ``loss`` on 512 rows of new tokens, ``weights [H, T, T]`` on the
+        first row, and ``w_q [E / H, E]`` of the first head.
+    """
+    found: list[dict[str, Any]] = []
+    apart = torch.Generator().manual_seed(0)  # what is looked at does not change what is drawn
+    ids, wanted = _drawn(_EXAMINED, apart)
+
+    def look(step: int, model: Namer) -> None:
+        if step not in after:
+            return
+        with torch.no_grad():
+            loss = F.cross_entropy(model(ids).flatten(0, 2), wanted.flatten()).item()
+            with probe(model.layer) as seen:
+                model(ids[:1])
+        attention: Any = layer_of(model.layer, 0).attention
+        w_q = attention.q_proj.weight[: _EMBED // heads].detach().clone()
+        found.append({"step": step, "loss": loss, "weights": seen[0].rows()[0], "w_q": w_q})
+
+    with torch.random.fork_rng(devices=[]):
+        look(_STEPS, _trained(heads, seed, _STEPS, look))
+    return found
+
+
+def _trained(
+    heads: int,
+    seed: int,
+    steps: int,
+    look: Callable[[int, Namer], None] = lambda step, model: None,
+) -> Namer:
     """A model after its training; draws from torch's global generator, seeded here."""
     torch.manual_seed(seed)
     model = Namer(heads)
@@ -123,6 +159,7 @@ def _trained(heads: int, seed: int, steps: int) -> Namer:
         model.parameters(), lr=_RATE, betas=(0.9, 0.98), weight_decay=0.0, fused=True
     )
     for step in range(steps):
+        look(step, model)
         warm, along = min(1.0, (step + 1) / 20), 0.5 * (1 + math.cos(math.pi * step / steps))
         optimizer.param_groups[0]["lr"] = _RATE * warm * along
         ids, wanted = _drawn(_BATCH)
@@ -133,9 +170,9 @@ def _trained(heads: int, seed: int, steps: int) -> Namer:
     return model
 
 
-def _drawn(batch: int) -> tuple[Tensor, Tensor]:
+def _drawn(batch: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
     """``[B, T]`` random tokens, and ``[B, T − 4, K]`` those at each offset."""
-    ids, most = torch.randint(_VOCABULARY, (batch, _TOKENS)), max(OFFSETS)
+    ids, most = torch.randint(_VOCABULARY, (batch, _TOKENS), generator=generator), max(OFFSETS)
     return ids, torch.stack([ids[:, most - k : _TOKENS - k] for k in OFFSETS], dim=-1)
 
 

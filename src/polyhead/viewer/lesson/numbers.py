@@ -27,6 +27,7 @@ from polyhead.models import Transformer
 from polyhead.models.parts import layer_of
 from polyhead.planning import Preset, cache_saving, plan, presets
 from polyhead.planning.layouts import EXAMPLES, layouts
+from polyhead.viewer.lesson.exercises import exercises
 
 _DRAWN_KEYS, _DRAWN_SIZE = 8, 256
 _LENGTHS = tuple(2**power for power in range(10, 18))
@@ -37,11 +38,14 @@ _STACK = {"layers": 4, "width": 64, "heads": 4, "hidden": 256, "vocabulary": 100
 def lesson_numbers() -> dict[str, Any]:
     """All numbers of the lesson, as plain data."""
     models = [each for each in presets().values() if each.keeps_keys]
-    heads = (resources.files(__package__) / "heads.json").read_text(encoding="utf-8")
+    heads, real, training = (_stored(name) for name in ("heads", "real", "training"))
     return {
         "example": example(),
         "scaling": scaling(),
-        "heads": json.loads(heads),
+        "heads": heads,
+        "real": real,
+        "training": training,
+        "exercises": exercises(heads, real, training),
         "masks": masks(),
         "cross": cross(),
         "caches": [caches(each) for each in models if each.model.kind != "encoder"],
@@ -51,6 +55,10 @@ def lesson_numbers() -> dict[str, Any]:
         "table": table(),
         "savings": savings(),
     }
+
+
+def _stored(name: str) -> Any:
+    return json.loads((resources.files(__package__) / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def example() -> dict[str, Any]:

@@ -17,9 +17,11 @@ SCENES = (
     "example",
     "heads",
     "masks",
+    "positions",
     "cross",
     "cache",
     "flash",
+    "training",
     "layers",
     "table",
 )
@@ -34,7 +36,8 @@ def render(language: str | None = None) -> str:
     """
     style = asset("page.css") + _own("lesson.css")
     theme = asset("theme.js")
-    scripts = [asset("dom.js"), asset("texts.js"), _own("math.js"), _own("widgets.js")]
+    scripts = [asset("dom.js"), asset("texts.js")]
+    scripts += [_own(f"{name}.js") for name in ("math", "widgets", "exercises", "real")]
     scripts += [_own(f"scene_{name}.js") for name in SCENES]
     script = '(() => {\n"use strict";\n' + "\n".join([*scripts, _own("lesson.js")]) + "})();\n"
     parts = {

@@ -26,13 +26,14 @@ function drawLesson() {
     section.querySelector(".words").replaceChildren(...t(`lesson.${name}.text`).split("\n").map((text) =>
       paragraph(text, /^[A-Za-zᵢ]+(\(.*\))? =/.test(text) ? "formula" : "")));
     draw(section.querySelector(".live-part"));
+    section.querySelector(".more").replaceChildren(...beside(name), ...exercises(name));
   }
 }
 
 function makeSections() {
   $("#lesson").append(...scenes.map(({ name }) => element("section", { id: name, "aria-labelledby": `${name}-title`, data: `scene-${name}` }, [
     element("h2", { id: `${name}-title`, tabindex: "-1" }),
-    element("div", { classes: "words" }), element("div", { classes: "live-part" }),
+    element("div", { classes: "words" }), element("div", { classes: "live-part" }), element("div", { classes: "more" }),
   ])));
 }
 
@@ -66,5 +67,5 @@ document.addEventListener("keydown", onKey);
 if (location.hash) document.getElementById(location.hash.slice(1))?.scrollIntoView();
 
 globalThis.polyhead = Object.freeze({
-  ready: Promise.resolve(), attend, softmax, entropy, MASKS, online, tiles, traffic, matmul, scaledWeights,
+  ready: Promise.resolve(), attend, softmax, entropy, MASKS, online, tiles, traffic, matmul, scaledWeights, rotated, inOrder, isRight,
 });

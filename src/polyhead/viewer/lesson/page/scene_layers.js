@@ -64,7 +64,7 @@ function modelTable() {
     element("thead", {}, [element("tr", {}, head.map((key) => element("th", { scope: "col", text: t(`lesson.layers.column.${key}`) })))]),
     element("tbody", {}, numbers.models.map((model) => element("tr", {}, [
       element("th", { scope: "row", text: model.title }),
-      ...["layers", "heads", "width", "size"].map((key) => element("td", { text: counted(model[key]) })),
+      ...["layers", "heads", "width", "size"].map((key) => element("td", { "data-label": t(`lesson.layers.column.${key}`), text: counted(model[key]) })),
     ]))),
   ])]);
 }

@@ -12,7 +12,7 @@ scene("table", (box) => {
         element("thead", {}, [element("tr", {}, columns.map((key) => element("th", { scope: "col", text: t(`lesson.table.${key}`) })))]),
         element("tbody", {}, rows.map((row) => element("tr", {}, [
           element("th", { scope: "row", text: row.name }),
-          ...columns.slice(1).map((key) => element("td", { classes: key === "said" ? "words" : "", text: cell(row, key) })),
+          ...columns.slice(1).map((key) => element("td", { classes: key === "said" ? "words" : "", "data-label": t(`lesson.table.${key}`), text: cell(row, key) })),
         ]))),
       ]),
     ]),
