@@ -1,0 +1,65 @@
+"""Idle connections, prompts without room and refused memory harm nobody else."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+from served_tiny import listening, models_of, post
+
+import polyhead as ph
+
+ASKED = {"model": "tiny", "prompt": "a", "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture
+def port(model: ph.LanguageModel) -> Iterator[int]:
+    with listening(models_of(model, {"max_rows": 2, "max_queue": 2, "max_tokens": 128})) as found:
+        yield found
+
+
+def text(port: int) -> str:
+    status, answer = post(port, "/v1/completions", ASKED)
+    assert status == 200, answer
+    found: str = answer["choices"][0]["text"]
+    return found
+
+
+def test_500_idle_connections_leave_room_for_requests(port: int) -> None:
+    alone = text(port)
+    with ExitStack() as stack:
+        for _ in range(500):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        assert text(port) == alone
+
+
+def test_a_prompt_longer_than_the_pool_is_refused(port: int) -> None:
+    alone = text(port)
+    status, answer = post(port, "/v1/completions", {**ASKED, "prompt": "a" * 300})
+    assert status == 400, answer
+    assert "128" in answer["error"]["message"]
+    assert text(port) == alone
+
+
+def test_memory_that_is_refused_in_a_step_ends_one_request(
+    port: int, model: ph.LanguageModel
+) -> None:
+    alone, refusals = text(port), [True]
+
+    def refuse(*call: Any) -> None:
+        if refusals:
+            refusals.pop()
+            raise MemoryError("no memory is left")
+
+    hook = model.transformer.layers[0].register_forward_pre_hook(refuse)
+    try:
+        status, answer = post(port, "/v1/completions", {**ASKED, "prompt": "bcd"})
+        assert status >= 500, answer
+        assert answer["error"]["message"]
+        assert not refusals
+        assert text(port) == alone
+    finally:
+        hook.remove()
