@@ -16,6 +16,7 @@ from arrangements import model as arranged
 from generation.tiny import byte_tokenizer, decoder
 from polyhead import native
 from polyhead.config import GatedDeltaNetConfig
+from polyhead.errors import UnsupportedError
 from polyhead.models import Transformer
 from polyhead.serving import grammars
 from polyhead.serving.engine import Engine
@@ -50,6 +51,13 @@ def pages_back(engine: Engine) -> bool:
     return pool is not None and pool.free == pool.pages
 
 
+def few_tokens(rows: Any, scores: torch.Tensor) -> torch.Tensor:
+    """A rule that leaves three tokens."""
+    left = torch.full_like(scores, -torch.inf)
+    left[:, 97:100] = scores[:, 97:100]
+    return left
+
+
 def alone(model: ph.LanguageModel, asked: dict[str, Any]) -> Completion:
     engine = Engine(model, max_tokens=256, share_prefixes=False)
     request = engine.submit(**asked)
@@ -69,6 +77,8 @@ def check_random(model: ph.LanguageModel, seed: int, count: int, **options: Any)
         stops = model.stop_ids(model.options)
         compiler = grammars.Grammars(model.tokenizer, model.config.vocab_size, stops)
         rules += [[compiler.of_schema(schema)] for schema in SCHEMAS]
+    if options.get("lookup_tokens"):
+        rules = [[few_tokens]]  # so that texts repeat themselves, often but not always
     running: list[tuple[Request, dict[str, Any]]] = []
     for number in range(count):
         words = "".join(draw.choices("abcde fgh", k=draw.randrange(1, 60)))
@@ -111,6 +121,15 @@ def test_random_requests_are_each_as_alone(model: ph.LanguageModel) -> None:
     assert engine.stats.preemptions > 0
 
 
+def test_random_requests_with_guesses_are_each_as_alone(model: ph.LanguageModel) -> None:
+    engine = check_random(model, 3, 10, prompt_chunk=32, lookup_tokens=3)
+    assert 0 < engine.stats.accepted_tokens < engine.stats.guessed_tokens
+    options = {"max_tokens": 192, "overcommit": True, "page_size": 4}
+    engine = check_random(model, 4, 10, prompt_chunk=64, lookup_tokens=7, **options)
+    assert engine.stats.preemptions > 0
+    assert engine.stats.guessed_tokens > 0
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_hundreds_of_random_requests_are_each_as_alone(model: ph.LanguageModel) -> None:
@@ -128,6 +147,7 @@ def test_hundreds_of_random_requests_are_each_as_alone(model: ph.LanguageModel) 
             overcommit=overcommit,
             prompt_chunk=chunk,
             max_tokens=sizes[seed % 4],
+            lookup_tokens=(0, 7, 2)[seed % 3],
         )
     if before is not None:
         assert abs(resident() - before) < 20 << 20
@@ -161,6 +181,32 @@ def test_memory_is_given_back_with_the_prefixes(model: ph.LanguageModel) -> None
     assert (pool.bytes, pool.free, engine.stats.pool_bytes) == (0, 32, promised)
     assert asked().ids == first.ids  # in pages that are allocated again
     assert 0 < pool.bytes < promised
+
+
+def test_guesses_save_steps_and_change_nothing(model: ph.LanguageModel) -> None:
+    asked = {"max_new_tokens": 60, "rules": [few_tokens], "logprobs": 1, "temperature": 0.01}
+    made, steps = [], []
+    for lookup_tokens in (0, 7):
+        engine = Engine(model, max_tokens=400, lookup_tokens=lookup_tokens)
+        found = [engine.submit("ab", seed=seed, **asked) for seed in range(3)]
+        steps.append(0)
+        while engine.step():
+            steps[-1] += 1
+        made.append([request.result(0) for request in found])
+        guessed, right = engine.stats.guessed_tokens, engine.stats.accepted_tokens
+        assert guessed == sum(each.guessed_tokens for each in made[-1])
+        assert right == sum(each.accepted_tokens for each in made[-1])
+        assert engine.stats.output_tokens == 180
+        assert pages_back(engine)
+    for one, other in zip(*made, strict=True):
+        assert (one.ids, one.logprobs) == (other.ids, other.logprobs)  # the same bits
+    assert right > 20
+    assert steps[1] < steps[0] - right // 4
+
+
+def test_guesses_are_refused_by_name_where_they_cannot_be(model: ph.LanguageModel) -> None:
+    with pytest.raises(ValueError, match=r"lookup_tokens must be .*7: got 8"):
+        Engine(model, max_tokens=64, lookup_tokens=8)
 
 
 def test_a_row_has_the_bits_of_generate(model: ph.LanguageModel) -> None:
@@ -233,15 +279,19 @@ def test_other_layers_have_the_bits_of_generate(name: str) -> None:
             transformer = Transformer(replace(config, layers=layers)).eval()
     model = ph.LanguageModel(transformer, byte_tokenizer(), name)
     prompts = [[(7 * row + i) % 90 + 1 for i in range(5 + 19 * row)] for row in range(3)]
-    engine = Engine(model, max_tokens=400, prompt_chunk=8)
-    found = [engine.submit(ids, max_new_tokens=8, eos_token_ids=(0,)) for ids in prompts]
-    while engine.step():
-        pass
-    with ph.batch_invariant():
-        for ids, request in zip(prompts, found, strict=True):
-            alone = model.generate(torch.tensor(ids), max_new_tokens=8, eos_token_ids=(0,))
-            assert request.result(0).ids == alone.ids
-    assert (engine._budget.pool is None) == (name == "states")
+    if name == "states":
+        with pytest.raises(UnsupportedError, match="lookup_tokens must be 0"):
+            Engine(model, max_tokens=400, lookup_tokens=3)
+    for lookup_tokens in (0,) if name == "states" else (0, 3):
+        engine = Engine(model, max_tokens=400, prompt_chunk=8, lookup_tokens=lookup_tokens)
+        found = [engine.submit(ids, max_new_tokens=24, eos_token_ids=(0,)) for ids in prompts]
+        while engine.step():
+            pass
+        with ph.batch_invariant():
+            for ids, request in zip(prompts, found, strict=True):
+                alone = model.generate(torch.tensor(ids), max_new_tokens=24, eos_token_ids=(0,))
+                assert request.result(0).ids == alone.ids
+        assert (engine._budget.pool is None) == (name == "states")
 
 
 def test_as_many_rows_as_native_code_steps_together_are_one_call(

@@ -69,6 +69,12 @@ MaxTokens = Annotated[
     typer.Option(min=1, help="Tokens that the cache of each decoder holds; default: what fits."),
 ]
 MaxRows = Annotated[int, typer.Option(min=1, help="Requests that are computed at a time.")]
+LookupTokens = Annotated[
+    int,
+    typer.Option(
+        min=0, max=7, help="Tokens guessed from a request's own text and checked in one step."
+    ),
+]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-t", help="0 is greedy; larger is more varied.")
 ]

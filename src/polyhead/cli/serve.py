@@ -41,6 +41,7 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(min=1, help="Requests that wait; further ones get 429.")
     ] = 256,
+    lookup_tokens: options.LookupTokens = 0,
     max_new_tokens: Annotated[
         int,
         typer.Option(
@@ -74,7 +75,12 @@ def serve(
         _named(models),
         dtype,
         device,
-        {"max_tokens": max_tokens, "max_rows": max_rows, "max_queue": max_queue},
+        {
+            "max_tokens": max_tokens,
+            "max_rows": max_rows,
+            "max_queue": max_queue,
+            "lookup_tokens": lookup_tokens,
+        },
         timeout=seconds,
         max_new_tokens=max_new_tokens,
     )

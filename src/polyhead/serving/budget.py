@@ -121,6 +121,13 @@ class Budget:
             lacking -= self.prefixes.evict(lacking)
         return lacking <= 0
 
+    def spare(self, rows: Sequence[Row], of: Sequence[Row]) -> int:
+        """Tokens that each of the rows ``of`` can have beyond those that rows go on with."""
+        if not self._overcommit:
+            return min(row.left for row in of)
+        spare = self._unclaimed(rows) // len(of) * self.page_size
+        return max(0, min(spare, *(row.left for row in of)))
+
     def forget_prefixes(self) -> None:
         """Gives up all prefixes that no row has, and the memory of free pages."""
         if self.prefixes is not None:

@@ -22,17 +22,19 @@ from torch import Tensor
 from polyhead import native
 from polyhead._utils.checks import check_bool, check_int
 from polyhead.caches import ModelCache
-from polyhead.errors import InputError
+from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.rules import Rule
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.kernels.batch_invariant import batch_invariant
+from polyhead.native.arguments import MAX_GEMV_ROWS
 from polyhead.planning.memory import free_memory, token_bytes
 from polyhead.serving.batches import Batches
 from polyhead.serving.budget import Budget
 from polyhead.serving.requests import QueueFull, Request
 from polyhead.serving.row import Row
-from polyhead.serving.stats import EngineStats
+from polyhead.serving.stats import Counts, EngineStats
+from polyhead.serving.steps import guesses_of, logits_of, take, take_guessed
 
 _SHARE = 0.5
 """Part of the free memory that caches may take by default."""
@@ -60,12 +62,15 @@ class Engine:
         batch_invariant: Compute within ``ph.batch_invariant()``; default: on a CPU with native
             code.
         page_size: Tokens of a page; default 16.
+        lookup_tokens: Tokens of a request that are guessed from its own text (prompt lookup) and
+            checked in one step, at most; 0 to 7, default 0. What is drawn does not change.
 
     A model with layers that remember more than keys and values is computed row by row, without
     shared prefixes.
 
     Raises:
         ValueError: A number or flag that cannot be, by name.
+        UnsupportedError: ``lookup_tokens`` for a model that is computed row by row.
     """
 
     def __init__(
@@ -80,6 +85,7 @@ class Engine:
         overcommit: bool = False,
         batch_invariant: bool | None = None,
         page_size: int = 16,
+        lookup_tokens: int = 0,
     ) -> None:
         self.model = model.eval()
         check_bool("share_prefixes", share_prefixes, error=ValueError)
@@ -88,6 +94,10 @@ class Engine:
         self.max_queue = check_int("max_queue", max_queue, least=1, error=ValueError)
         self.prompt_chunk = check_int("prompt_chunk", prompt_chunk, least=1, error=ValueError)
         self.page_size = check_int("page_size", page_size, least=1, error=ValueError)
+        most = MAX_GEMV_ROWS - 1
+        self.lookup_tokens = check_int(
+            "lookup_tokens", lookup_tokens, least=0, most=most, error=ValueError
+        )
         weights = model.transformer.embedding.like
         if max_tokens is None:
             each = token_bytes(model.config, str(weights.dtype).removeprefix("torch."))
@@ -110,8 +120,13 @@ class Engine:
         self._rows: list[Row] = []
         self._reading: Row | None = None
         pool = self._budget.pool
+        if lookup_tokens and pool is None:
+            raise UnsupportedError(
+                "lookup_tokens must be 0 for a model that is computed row by row: got "
+                f"{lookup_tokens}"
+            )
         self._batches = None if pool is None else Batches(pool)
-        self._read = self._written = self._cached = self._preemptions = 0
+        self._counts = Counts()
         self._thread: threading.Thread | None = None
         self._ending = False
 
@@ -258,10 +273,7 @@ class Engine:
                 used_tokens=used,
                 free_tokens=total - used,
                 pool_bytes=self._budget.bytes,
-                prompt_tokens=self._read,
-                output_tokens=self._written,
-                cached_tokens=self._cached,
-                preemptions=self._preemptions,
+                **vars(self._counts),
             )
 
     def _run(self) -> None:
@@ -283,22 +295,28 @@ class Engine:
                 self._step([*batch.rows], batch.cache)
 
     def _step(self, rows: list[Row], cache: ModelCache | None) -> None:
-        """A token for rows in one cache; None: for one row in its own."""
+        """A token for rows in one cache, and those guessed right; None: for one in its own."""
+        guesses: list[list[int]] = [[] for _ in rows]
         try:
             if cache is None:
-                logits = [self._logits(rows[0], 1)]
+                logits = self._logits(rows[0], 1)[None, None]
             else:
-                ids = torch.tensor([row.ids[-1:] for row in rows], device="cpu")
-                logits = [*self.model.transformer(ids, cache=cache, last=1)[:, -1:]]
+                if self.lookup_tokens:
+                    spare = self._budget.spare(self._rows, rows) - 1
+                    guesses = guesses_of(rows, min(self.lookup_tokens, spare))
+                logits = logits_of(self.model, cache, rows, guesses)
         except Exception as error:
             # A call that fails leaves its cache as it was: the others are computed in the next.
             youngest = max(rows, key=self._rows.index)
             youngest.end("error", error)
             self._drop([youngest])
             return
-        for row, scores in zip(rows, logits, strict=True):
-            row.feed(1)
-            self._take(row, scores)
+        right = [
+            take_guessed(row, guess, scores, self._counts)
+            for row, guess, scores in zip(rows, guesses, logits, strict=True)
+        ]
+        if cache is not None and logits.shape[1] > 1:
+            cache.rollback([logits.shape[1] - 1 - count for count in right])
         self._drop([row for row in rows if row.ended])
 
     def _read_prompts(self) -> None:
@@ -318,11 +336,11 @@ class Engine:
                 continue
             before = row.read
             row.feed(count)
-            self._read += row.read - before
+            self._counts.prompt_tokens += row.read - before
             left -= count
             if row.fed < row.length:
                 return
-            self._take(row, logits)
+            take(row, logits, self._counts)
             self._reading = None
             self._finish_reading(row)
 
@@ -331,12 +349,6 @@ class Engine:
         ids = torch.tensor([row.next_ids(count)], device="cpu")
         logits: Tensor = self.model.transformer(ids, cache=row.cache, last=1)
         return logits[0, -1]
-
-    def _take(self, row: Row, logits: Tensor) -> None:
-        after = len(row.ids) + 1
-        self._written += 1  # before its caller hears of it
-        row.take(logits.reshape(1, -1))
-        self._written -= after - len(row.ids)
 
     def _finish_reading(self, row: Row) -> None:
         """Keeps the row's pages for others, and puts it among the rows of the batch."""
@@ -356,7 +368,7 @@ class Engine:
                 return None
             self._queue.popleft()
             row.start(*found)
-            self._cached += row.cached
+            self._counts.cached_tokens += row.cached
             self._rows.append(row)
             return row
 
@@ -367,7 +379,7 @@ class Engine:
             self._drop([row])
             row.restart()
             with self._lock:
-                self._preemptions += 1
+                self._counts.preemptions += 1
                 self._queue.appendleft(row)
 
     def _drop(self, rows: Sequence[Row]) -> None:

@@ -72,6 +72,8 @@ class Completion:
         cached_tokens: Of these, tokens that another request had read.
         logprobs: One for each token, if they were asked for.
         error: What went wrong.
+        guessed_tokens: Tokens that were guessed and checked.
+        accepted_tokens: Of these, tokens that were right.
     """
 
     text: str
@@ -81,6 +83,8 @@ class Completion:
     cached_tokens: int = 0
     logprobs: tuple[TokenLogprobs, ...] | None = None
     error: Exception | None = None
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Request:

@@ -17,6 +17,7 @@ from polyhead.generation.decoding.rules import Rows, Rule, rules_of
 from polyhead.generation.decoding.sampling import Sampler
 from polyhead.generation.decoding.steps import check_search
 from polyhead.generation.decoding.stops import StopTexts
+from polyhead.serving.lookup import Lookup
 from polyhead.serving.requests import Completion, FinishReason, Piece, Request, TokenLogprobs
 
 
@@ -30,6 +31,7 @@ class Row:
         cached: Tokens of the prompt that other requests had read.
         cache: Its own, while it is not among the others of a batch.
         ended: Whether it has ended.
+        lookup: Guesses its next tokens.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Row:
         self.ids, self.ended = list[int](), False
         self.fed = self.read = self.cached = 0
         self.cache: ModelCache | None = None
+        self.lookup = Lookup()
         self._stops, self._deadline = stops, deadline
         self._prompt = model.prompt_ids(prompt)
         self._limit, _ = room(wanted, len(self._prompt), model.config.max_positions)
@@ -92,6 +95,15 @@ class Row:
     def restart(self) -> None:
         """Gives up its cache; what it wrote stays, and is read again."""
         self.cache, self.fed = None, 0
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still draw."""
+        return self._limit - len(self.ids)
+
+    def guess(self, most: int) -> list[int]:
+        """At most ``most`` tokens that may come next and leave room for one more."""
+        return self.lookup.guess(self.all_ids, min(most, self.left - 1))
 
     @property
     def tokens(self) -> int:
@@ -169,6 +181,14 @@ class Row:
             told = None if self._likeliest is None else tuple(self._logprobs)
             self.request.end(
                 Completion(
-                    self._text, tuple(self.ids), reason, len(self._prompt), self.cached, told, error
+                    self._text,
+                    tuple(self.ids),
+                    reason,
+                    len(self._prompt),
+                    self.cached,
+                    told,
+                    error,
+                    self.lookup.guessed,
+                    self.lookup.accepted,
                 )
             )

@@ -19,6 +19,8 @@ class EngineStats:
         output_tokens: Tokens that were written so far.
         cached_tokens: Tokens of prompts that had been read before.
         preemptions: Requests that were queued again.
+        guessed_tokens: Tokens that were guessed and checked.
+        accepted_tokens: Of these, tokens that were right.
     """
 
     live: int
@@ -30,3 +32,17 @@ class EngineStats:
     output_tokens: int
     cached_tokens: int = 0
     preemptions: int = 0
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
+
+
+@dataclass
+class Counts:
+    """What is counted since the beginning; the fields are those of ``EngineStats``."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0

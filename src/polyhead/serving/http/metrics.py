@@ -25,6 +25,8 @@ _COUNTERS = {
     "output_tokens": "output_tokens",
     "cached_tokens": "cached_prompt_tokens",
     "preemptions": "preemptions",
+    "guessed_tokens": "guessed_tokens",
+    "accepted_tokens": "accepted_guessed_tokens",
 }
 _WORDS = {
     "requests_running": "Requests that are being computed",
@@ -35,6 +37,8 @@ _WORDS = {
     "output_tokens": "Tokens that were written",
     "cached_prompt_tokens": "Tokens of prompts that were in the cache",
     "preemptions": "Requests that gave their pages back and were queued again",
+    "guessed_tokens": "Tokens that were guessed and checked",
+    "accepted_guessed_tokens": "Guessed tokens that were right",
 }
 
 

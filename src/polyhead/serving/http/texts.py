@@ -199,11 +199,17 @@ def _usage(job: Job, made: Sequence[Completion]) -> dict[str, Any]:
     prompts = made[:: job.answers]
     read = sum(each.prompt_tokens for each in prompts)
     written = sum(len(each.ids) for each in made)
+    guessed = sum(each.guessed_tokens for each in made)
+    right = sum(each.accepted_tokens for each in made)
     return {
         "prompt_tokens": read,
         "completion_tokens": written,
         "total_tokens": read + written,
         "prompt_tokens_details": {"cached_tokens": sum(each.cached_tokens for each in prompts)},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": right,
+            "rejected_prediction_tokens": guessed - right,
+        },
     }
 
 
