@@ -122,10 +122,10 @@ def test_random_requests_are_each_as_alone(model: ph.LanguageModel) -> None:
 
 
 def test_random_requests_with_guesses_are_each_as_alone(model: ph.LanguageModel) -> None:
-    engine = check_random(model, 3, 10, prompt_chunk=32, lookup_tokens=3)
+    engine = check_random(model, 3, 6, prompt_chunk=32, lookup_tokens=3)
     assert 0 < engine.stats.accepted_tokens < engine.stats.guessed_tokens
     options = {"max_tokens": 192, "overcommit": True, "page_size": 4}
-    engine = check_random(model, 4, 10, prompt_chunk=64, lookup_tokens=7, **options)
+    engine = check_random(model, 4, 6, prompt_chunk=64, lookup_tokens=7, **options)
     assert engine.stats.preemptions > 0
     assert engine.stats.guessed_tokens > 0
 

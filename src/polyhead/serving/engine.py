@@ -1,6 +1,6 @@
 """One model for many callers: one thread owns it, and computes their requests together.
 
-Each round every live request takes one token, up to eight of them in one call, and prompts are
+Each round every live request takes one token, up to 64 of them in one call, and prompts are
 read in chunks, first come, first served. A request starts when there is a free row and room for its
 prompt and its limit. Requests share the pages of their prefixes. Within ``ph.batch_invariant()`` a
 row has the bits it has alone, whoever is beside it, and whether its prefix was read for it or for
