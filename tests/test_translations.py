@@ -4,7 +4,20 @@ import re
 
 import pytest
 
-from translations import DOCS, ENGLISH_ONLY, blocks, figures, links, names, pages, prose, tables
+from translations import (
+    COMMENTS,
+    DOCS,
+    ENGLISH_ONLY,
+    blocks,
+    comments,
+    figures,
+    in_chinese,
+    links,
+    names,
+    pages,
+    prose,
+    tables,
+)
 
 PAGES = [
     pytest.param(english, chinese, id=english.relative_to(DOCS).as_posix())
@@ -28,7 +41,9 @@ def test_code_headings_links_tables_figures_and_names_are_the_same(english, chin
 
 def check_same(ours: str, theirs: str) -> None:
     """Everything of two texts that a test can compare, except their links."""
-    assert blocks(theirs) == blocks(ours), "run: python tools/translations.py"
+    assert blocks(theirs) == list(map(in_chinese, blocks(ours))), (
+        "run: python tools/translations.py"
+    )
     levels = [re.findall(r"^(#+) ", prose(text), re.M) for text in (ours, theirs)]
     assert levels[1] == levels[0]
     assert names(theirs) == names(ours)
@@ -39,3 +54,23 @@ def check_same(ours: str, theirs: str) -> None:
         {number for number in figures(prose(text)) if "." in number} for text in (ours, theirs)
     ]
     assert fractions[1] == fractions[0]
+
+
+def test_comments_in_the_code_of_chinese_pages_are_chinese():
+    """tools/comments.toml translates each, and has none that no page uses."""
+    used = set()
+    readme = DOCS.parent / "README.md"
+    for english, chinese in [*pages(), (readme, readme.with_suffix(".zh-CN.md"))]:
+        for block in blocks(english.read_text(encoding="utf-8")):
+            used |= set(comments(block))
+        for block in blocks(chinese.read_text(encoding="utf-8")):
+            for comment in comments(block):
+                assert re.search("[\u4e00-\u9fff]", comment), (chinese.name, comment)
+    assert used == set(COMMENTS)
+
+
+@pytest.mark.parametrize("word", ["抽样", "本地代码", "做不到的指名", "四条束", "穿过各层的路"])
+def test_chinese_pages_use_the_words_of_the_glossary(word):
+    readme = DOCS.parent / "README.zh-CN.md"
+    for page in [*(chinese for _, chinese in pages()), readme]:
+        assert word not in page.read_text(encoding="utf-8"), page.name

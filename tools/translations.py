@@ -2,13 +2,15 @@
 
     python tools/translations.py
 
-copies code and what it prints from the English pages, and README.md, into the Chinese ones.
-``tests/test_translations.py`` compares the rest: headings, links, tables, figures and names.
+copies code and what it prints from the English pages, and README.md, into the Chinese ones, with
+comments as ``comments.toml`` translates them. ``tests/test_translations.py`` compares the rest:
+headings, links, tables, figures and names.
 """
 
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +21,8 @@ ENGLISH_ONLY = {"capabilities.md"} | {
     for page in (DOCS / "reference").glob("*.md")
     if page.name not in {"index.md", "index.zh.md"}
 }
+COMMENTS = tomllib.loads(Path(__file__).with_name("comments.toml").read_text(encoding="utf-8"))
+COMMENT = re.compile(r"(?:^|(?<=\s))# (\S.*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```\w*\n.*?^```$", re.DOTALL | re.MULTILINE)
 NUMBER = re.compile(r"\d+(?:,\d{3})+(?:\.\d+)?|\d+\.\d+|\d+")
 
@@ -34,6 +38,19 @@ def pages() -> Iterator[tuple[Path, Path]]:
 def blocks(text: str) -> list[str]:
     """The fenced blocks of a page."""
     return BLOCK.findall(text)
+
+
+def comments(block: str) -> list[str]:
+    """The comments of a fenced block of code that have words; a block of output has none."""
+    found = [] if block.startswith("```text") else COMMENT.findall(block)
+    return [each for each in found if re.search(r"[a-z]{2}", each) and not each.startswith("fmt:")]
+
+
+def in_chinese(block: str) -> str:
+    """A fenced block of an English page as the Chinese page has it."""
+    for comment in comments(block):
+        block = block.replace(f"# {comment}", f"# {COMMENTS.get(comment, comment)}")
+    return block
 
 
 def prose(text: str) -> str:
@@ -69,7 +86,7 @@ def main() -> None:
     readme = DOCS.parent / "README.md"
     for english, chinese in [*pages(), (readme, readme.with_suffix(".zh-CN.md"))]:
         text = chinese.read_text(encoding="utf-8")
-        source = blocks(english.read_text(encoding="utf-8"))
+        source = list(map(in_chinese, blocks(english.read_text(encoding="utf-8"))))
         if len(blocks(text)) != len(source):
             print(f"{chinese.name}: {len(blocks(text))} blocks, {english.name} has {len(source)}")
             continue
