@@ -151,3 +151,18 @@ def test_the_packages_of_the_architecture_are_those_of_the_import_rule():
     settings = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
     layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
     assert listed == [name.removeprefix("polyhead.") for name in reversed(layers)]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_no_two_pages_have_the_same_title(language):
+    pages = [
+        page for page in DOCS.rglob("*.md") if page.name.endswith(".zh.md") == (language == "zh")
+    ]
+    titles = [re.search(r"^# (.+)", page.read_text(encoding="utf-8"), re.M)[1] for page in pages]
+    assert sorted(titles) == sorted(set(titles))
+    if language == "en":
+        named = re.findall(
+            r"^ +- ([^:\n]+): [\w/-]+\.md$", (DOCS.parent / "mkdocs.yml").read_text(), re.M
+        )
+        assert len(named) > 30
+        assert sorted(named) == sorted(set(named))
