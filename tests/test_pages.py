@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import operator
 import re
 import runpy
 import tomllib
@@ -16,6 +15,7 @@ import polyhead as ph
 from mask_pictures import pictures
 from notebooks import NOTEBOOKS, notebook
 from polyhead.cli.app import command
+from reference import documented, imported_by_pages, returned
 
 DOCS = Path(__file__).parents[1] / "docs"
 EXAMPLES = DOCS.parent / "examples"
@@ -116,12 +116,36 @@ def test_pictures_have_a_dark_colour_for_each_light_one():
 
 
 def test_the_reference_has_every_public_name():
-    named = set()
-    for page in sorted((DOCS / "reference").glob("*.md")):
-        named |= set(re.findall(r"^::: polyhead\.(\S+)$", page.read_text(encoding="utf-8"), re.M))
-    assert set(ph.__all__) <= named
-    for name in named:
-        assert operator.attrgetter(name)(ph).__doc__, name
+    described = documented()
+    assert set(ph.__all__) | {f"parallel.{name}" for name in ph.parallel.__all__} <= set(described)
+    for name, thing in described.items():
+        assert thing.__doc__, name
+
+
+def test_the_reference_has_what_pages_import_and_what_public_names_return():
+    described = list(documented().values())
+    wanted = dict(imported_by_pages())
+    assert len(wanted) > 30
+    for name in ph.__all__:
+        wanted |= {f"of {name}: {kind.__name__}": kind for kind in returned(getattr(ph, name))}
+    modules = type(re)
+    missing = [
+        name
+        for name, thing in wanted.items()
+        if not isinstance(thing, modules) and not any(thing is each for each in described)
+    ]
+    assert missing == []
+
+
+def test_the_list_of_the_reference_names_what_its_pages_describe():
+    index = (DOCS / "reference/index.md").read_text(encoding="utf-8")
+    for page, names in re.findall(r"^\| \[.+\]\((.+)\) \| (.+) \|$", index, re.M):
+        text = (DOCS / "reference" / page).read_text(encoding="utf-8")
+        found = re.findall(r"^::: polyhead\.(\S+)$", text, re.M)
+        listed = re.findall(r"`([^`]+)`", names)
+        assert [each.rpartition(".")[2] for each in found] == [
+            each.rpartition(".")[2] for each in listed
+        ], page
 
 
 def test_the_page_of_commands_has_every_verb():
@@ -153,3 +177,18 @@ def test_the_packages_of_the_architecture_are_those_of_the_import_rule():
     settings = tomllib.loads((DOCS.parent / "pyproject.toml").read_text(encoding="utf-8"))
     layers = settings["tool"]["importlinter"]["contracts"][0]["layers"]
     assert listed == [name.removeprefix("polyhead.") for name in reversed(layers)]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_no_two_pages_have_the_same_title(language):
+    pages = [
+        page for page in DOCS.rglob("*.md") if page.name.endswith(".zh.md") == (language == "zh")
+    ]
+    titles = [re.search(r"^# (.+)", page.read_text(encoding="utf-8"), re.M)[1] for page in pages]
+    assert sorted(titles) == sorted(set(titles))
+    if language == "en":
+        named = re.findall(
+            r"^ +- ([^:\n]+): [\w/-]+\.md$", (DOCS.parent / "mkdocs.yml").read_text(), re.M
+        )
+        assert len(named) > 30
+        assert sorted(named) == sorted(set(named))

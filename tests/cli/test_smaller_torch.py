@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from polyhead.cli import doctor
 from polyhead.cli.doctor import machine
 
 
@@ -14,6 +15,7 @@ from polyhead.cli.doctor import machine
 def test_torch_for_cuda_without_a_gpu_is_told_of(
     monkeypatch: pytest.MonkeyPatch, cuda: str | None, gpus: int, told: bool
 ) -> None:
+    monkeypatch.setattr(doctor, "_triton_switched_off", dict)  # it asks the GPU that is not there
     monkeypatch.setattr(torch.version, "cuda", cuda)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from polyhead.config.data import check_whole
-from polyhead.config.feed_forward import Activation
+from polyhead.config.data import check_choice, check_whole
+from polyhead.config.feed_forward import ACTIVATIONS, Activation
 from polyhead.config.layout import CallCost, HeadLayout
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.parameter_groups import ParameterGroup
@@ -36,6 +36,7 @@ class RgLruConfig(HeadLayout, kind="rg_lru"):
         check_whole("num_heads", self.num_heads)
         check_whole("width", self.width)
         check_whole("conv_kernel", self.conv_kernel, least=2)
+        check_choice("activation", self.activation, ACTIVATIONS)
         if self.width % self.num_heads:
             raise ConfigError(
                 f"num_heads must divide width: got num_heads={self.num_heads}, width={self.width}"

@@ -49,7 +49,7 @@ def read(keys: Keys) -> TransformerConfig:
         window=keys.size("attention_window_size"),
         dropout=keys.number("attention_dropout"),
     )
-    width = keys.size("lru_width") if keys.has("lru_width") else sizes.embed_dim
+    width = keys.size("lru_width", sizes.embed_dim)
     state = RgLruConfig(
         sizes.num_heads,
         width=width,
