@@ -1,4 +1,4 @@
-"""docs/heads.md: its snippets run, in order, and print what the page says they print."""
+"""docs/heads.md and docs/findings/: snippets run, in order, and print what the page shows."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,16 @@ import torch
 
 import polyhead as ph
 
-PAGE = Path(__file__).parents[1] / "docs" / "heads.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "heads.md"
+FINDINGS = (
+    ("induction", 2),
+    ("previous-token", 2),
+    ("sinks", 2),
+    ("copying", 1),
+    ("indirect-object", 3),
+)
+"""Pages that are notebooks too, in English and Chinese (tools/notebooks.py)."""
 SNIPPET = re.compile(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d+\.\d+")
 NEEDED = ("transformers", "rxnmapper")
@@ -20,15 +29,18 @@ NEEDED = ("transformers", "rxnmapper")
 
 @pytest.mark.slow
 @pytest.mark.model
-def test_snippets_print_what_the_page_shows(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("page", "printing"), [("heads.md", 11), *((f"findings/{name}.md", n) for name, n in FINDINGS)]
+)
+def test_snippets_print_what_the_page_shows(page, printing, tmp_path, monkeypatch):
     """Words are equal, and numbers within what rounding to the digits shown may change."""
     try:
         ph.load("smollm2")
     except ph.ModelNotFoundError as error:
         pytest.skip(str(error))
     monkeypatch.chdir(tmp_path)
-    found = SNIPPET.findall(PAGE.read_text(encoding="utf-8"))
-    assert sum(bool(shown) for _, shown in found) == 11
+    found = SNIPPET.findall((DOCS / page).read_text(encoding="utf-8"))
+    assert sum(bool(shown) for _, shown in found) == printing
     names = {}
     for code, shown in found:
         if any(name in code and importlib.util.find_spec(name) is None for name in NEEDED):

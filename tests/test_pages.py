@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import performance_pictures
 import polyhead as ph
 from mask_pictures import pictures
 from notebooks import NOTEBOOKS, notebook
@@ -46,6 +47,7 @@ def smollm2():
         ("selecting.md", 2),
         ("replacing.md", 4),
         ("tutorials/small-transformer.md", 6),
+        ("which-kernel.md", 1),
         with_model("start.md", 5),
         with_model("../README.md", 1),
         with_model("find-a-head.md", 4, marks=[pytest.mark.slow]),
@@ -68,10 +70,11 @@ def test_snippets_run_and_print_what_the_page_shows(page, printing, request):
 
 
 def test_notebooks_are_the_pages_that_they_are_written_from():
-    assert {path.name for path in EXAMPLES.glob("*.ipynb")} == set(NOTEBOOKS)
-    for name, page in NOTEBOOKS.items():
+    found = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.ipynb")}
+    assert found == set(NOTEBOOKS)
+    for name in NOTEBOOKS:
         written = (EXAMPLES / name).read_text(encoding="utf-8")
-        assert written == notebook(page), "run: python tools/notebooks.py"
+        assert written == notebook(name), "run: python tools/notebooks.py"
 
 
 def test_the_example_of_contexts_finds_more_room_at_fewer_bits(capsys):
@@ -100,6 +103,14 @@ def test_pictures_of_masks_are_those_that_their_command_writes():
     assert shown == list(pictures())
     for name, picture in pictures().items():
         assert (DOCS / "pictures" / name).read_text(encoding="utf-8") == picture, name
+
+
+def test_pictures_of_speed_are_drawn_from_the_tables_of_the_page():
+    page = (DOCS / "performance.md").read_text(encoding="utf-8")
+    assert re.findall(r"!\[.+?\]\(pictures/(.+?)\)", page) == list(performance_pictures.pictures())
+    for name, picture in performance_pictures.pictures().items():
+        written = (DOCS / "pictures" / name).read_text(encoding="utf-8")
+        assert written == picture, "run: python tools/performance_pictures.py"
 
 
 def test_pictures_have_a_dark_colour_for_each_light_one():

@@ -12,19 +12,25 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+FINDINGS = ("induction", "previous-token", "sinks", "copying", "indirect-object")
 NOTEBOOKS = {
     "small-transformer.ipynb": "docs/tutorials/small-transformer.md",
     "replacing.ipynb": "docs/replacing.md",
+} | {
+    f"findings/{name}{language}.ipynb": f"docs/findings/{name}{language}.md"
+    for name in FINDINGS
+    for language in ("", ".zh")
 }
 CODE = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(.*?)```\n)?", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)([^)]+)\)")
 
 
-def notebook(page: str) -> str:
-    """The page as a notebook's file (nbformat 4.5), its links seen from examples/."""
-    here = (ROOT / page).parent
+def notebook(name: str) -> str:
+    """The page of a notebook as its file (nbformat 4.5), links seen from the notebook's folder."""
+    page = NOTEBOOKS[name]
+    here, folder = (ROOT / page).parent, (ROOT / "examples" / name).parent
     text = LINK.sub(
-        lambda link: f"]({os.path.relpath(here / link[1], ROOT / 'examples')})",
+        lambda link: f"]({os.path.relpath(here / link[1], folder)})",
         (ROOT / page).read_text(encoding="utf-8"),
     )
     cells: list[dict[str, Any]] = []
@@ -58,5 +64,5 @@ def notebook(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for name, page in NOTEBOOKS.items():
-        (ROOT / "examples" / name).write_text(notebook(page), encoding="utf-8")
+    for name in NOTEBOOKS:
+        (ROOT / "examples" / name).write_text(notebook(name), encoding="utf-8")

@@ -1,5 +1,5 @@
 """Published findings on heads, on the trained models at hand: those that hold, and one that does
-not. docs/activations.md has the figures."""
+not. docs/findings/ has the figures."""
 
 from __future__ import annotations
 
