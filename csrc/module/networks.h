@@ -71,7 +71,7 @@ inline PyObject* feed_forward(PyObject*, PyObject* const* args, Py_ssize_t count
     const Network& n = f.network;
     WeightKinds kinds;
     for (const LinearWeight* each : {&n.gate, &n.up, &n.down}) kinds.add(*each);
-    const bool gemv = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True) || p.rows <= kMaxGemvRows || n.gate.int8_activations || n.up.int8_activations || n.down.int8_activations;
+    const bool gemv = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True);
     p.scratch = scratch_of(f);
     const int64_t numbers = gemv ? kMaxGemvRows * (p.in_features + n.up.out_features) : p.scratch.numbers(a.threads);
     const Scratch scratch(numbers * sizeof(float));

@@ -12,11 +12,12 @@ template <class Of> void in_gemv_batches(const Gemm& p, const Of& of) {
         of(p.rows - m < kMaxGemvRows ? p.rows - m : kMaxGemvRows, (const char*)p.x + m * p.x_stride * size, (char*)p.y + m * p.y_stride * size);
 }
 
-// Whether rows get the bits that they have alone only among few: bfloat16 that meets blocks beside numbers, of which few
-// rows multiply blocks in float32 and numbers in pairs. Otherwise GEMM multiplies all as GEMV does, or all in pairs.
+// Whether products are a GEMV: of few rows, of weights of which only some take x in 8 bits, and where rows get the bits that
+// they have alone only among few: bfloat16 that meets blocks beside numbers, of which few rows multiply blocks in float32
+// and numbers in pairs. Otherwise GEMM multiplies all as GEMV does, or all in pairs.
 inline bool needs_gemv(Gemm& p, const WeightKinds& kinds, bool batch_invariant) {
     p.pairs = !batch_invariant || !kinds.blocks;
-    return batch_invariant && kinds.blocks && kinds.numbers && p.dtype == kBFloat16;
+    return p.rows <= kMaxGemvRows || (kinds.int8 && kinds.not_int8) || (batch_invariant && kinds.blocks && kinds.numbers && p.dtype == kBFloat16);
 }
 
 // GEMV of a few rows at a time, which are widened to float32 in scratch memory.
@@ -52,10 +53,9 @@ inline PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     }
     p.y = output_ptr(a[A::y], "y", p.rows * p.y_stride, x.kind);
     if (PyErr_Occurred()) return nullptr;
-    bool gemv = p.rows <= kMaxGemvRows;
     WeightKinds kinds;
-    for (int i = 0; i < p.count; ++i) gemv = gemv || p.weights[i].int8_activations, kinds.add(p.weights[i]);
-    gemv = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True) || gemv;
+    for (int i = 0; i < p.count; ++i) kinds.add(p.weights[i]);
+    const bool gemv = needs_gemv(p, kinds, a[A::batch_invariant] == Py_True);
     p.scratch = scratch_of(p);
     const int64_t numbers = gemv ? kMaxGemvRows * p.in_features : p.scratch.numbers(a.threads);
     const Scratch scratch(numbers * sizeof(float));

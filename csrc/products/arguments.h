@@ -50,13 +50,16 @@ struct GemmScratch {
     float* panel(int thread) const { return sums(thread) + kSumsNumbers; }
 };
 
-// Whether a fused product has dense weights, quantised weights, or both.
+// Whether a fused product has dense weights, quantised weights, or both; and weights that x in 8 bits meets, or others.
 struct WeightKinds {
-    bool numbers = false, blocks = false;
-    void add(const LinearWeight& f) { if (f.weight) (f.type ? blocks : numbers) = true; }
+    bool numbers = false, blocks = false, int8 = false, not_int8 = false;
+    void add(const LinearWeight& f) {
+        if (f.weight) (f.type ? blocks : numbers) = true, (f.int8_activations ? int8 : not_int8) = true;
+    }
 };
 
-// The same for more than kMaxGemvRows rows, each with the bits of Gemv unless there are blocks and `pairs`.
+// The same for more than kMaxGemvRows rows, each with the bits of Gemv unless there are blocks and `pairs`. All weights
+// take x in 8 bits, or none.
 struct Gemm {
     Dtype dtype;            // of x, weights, biases and y
     bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it

@@ -10,7 +10,7 @@
 #pragma once
 
 #include "../common/team.h"
-#include "../quantized/products.h"
+#include "../quantized/int8_gemm.h"
 #include "rows.h"
 #include "tiles.h"
 
@@ -199,6 +199,7 @@ template <class Of> void with_elements(const Gemm& p, const Of& of) {
 
 inline void gemm(const Gemm& p, int threads) {
     in_team(threads, [&](int thread, int team) {
+        if (p.weights[0].int8_activations) return with_dtype(p.dtype, [&](auto number) { int8_gemm_of<decltype(number)>(p, thread, team); });
         with_elements(p, [&](auto number, auto element) {
             gemm_of<decltype(number), decltype(element)>(p, thread, team);
         });

@@ -88,6 +88,7 @@ template <class T, class E> void gemm_network_of(const GemmNetwork& f, int threa
 
 inline void gemm_network(const GemmNetwork& f, int threads) {
     in_team(threads, [&](int thread, int team) {
+        if (f.network.up.int8_activations) return with_dtype(f.in.dtype, [&](auto number) { int8_network_of<decltype(number)>(f, thread, team); });
         with_elements(f.in, [&](auto number, auto element) {
             gemm_network_of<decltype(number), decltype(element)>(f, thread, team);
         });

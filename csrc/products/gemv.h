@@ -8,7 +8,7 @@
 #include "../common/team.h"
 #include "rows.h"
 #include "tiles.h"
-#include "../quantized/int8_activations.h"
+#include "../quantized/int8_gemm.h"
 
 namespace polyhead::PH_NAMESPACE {
 
@@ -68,6 +68,10 @@ void over_tiles(const float* x, int64_t rows, int64_t K, const LinearWeight& f, 
 template <class T, class Done>
 inline void over_rows(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
     if (f.int8_activations) {
+        if (fills_int8_panels(rows, K))
+            return over_int8_panels(x, rows, K, f, first, last, kFewColumns, [&](int64_t m, int64_t some, int64_t n, int64_t count, const float* found) {
+                done(Dots{m, some, n, count, found});
+            });
         for (int64_t m = 0, some; m < rows; m += some) {
             some = rows - m < kInt8Rows ? rows - m : kInt8Rows;
             over_rows_int8(x + m * K, some, K, f, first, last, kFewColumns,

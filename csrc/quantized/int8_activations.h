@@ -2,30 +2,43 @@
 //
 //     x_k ≈ s_u q_k,  s_u = max |x| / 127 of unit u of 32 numbers          Σ_k w_k x_k ≈ Σ_u s_u (d_u Σ code q + m_u Σ q)
 //
-// Sums of a unit are whole numbers and exact. A vector has eight of them, each of four numbers that lie next to
-// each other, with every instruction set; a row of x gets the same bits beside others and alone.
+// Sums of a unit are whole numbers, exact in any order; units are added up in the order of K, everywhere alike. So a
+// row of x gets the same bits alone, beside others and in a prompt (int8_gemm.h).
 //
 // A unit that is not finite makes sums NaN. Source: Q8_0 and Q8_1 of llama.cpp (there scales are rounded to 16 bits).
 #pragma once
+
+#include <array>
 
 #include "products.h"
 
 namespace polyhead::PH_NAMESPACE {
 
-typedef float Lanes __attribute__((vector_size(32)));
+typedef float Four __attribute__((vector_size(16)));
+typedef int32_t FourInts __attribute__((vector_size(16)));
 typedef int32_t LaneInts __attribute__((vector_size(32)));
 typedef uint8_t HalfBytes __attribute__((vector_size(16)));
 typedef uint16_t HalfPairs __attribute__((vector_size(16)));
 
-inline Lanes spread(float x) { return x - Lanes{}; }
-inline Lanes add_product(Lanes sum, Lanes a, Lanes b) {
+inline Four add_product(Four sum, Four a, Four b) {
 #if defined(__FMA__)
-    return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)sum);
+    return (Four)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)sum);
 #else
     return sum + a * b;
 #endif
 }
-inline float sum_of(Lanes v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+
+// Of four units, what their first sixteen numbers give and what the others give.
+inline void sums_of(const LaneInts* v, FourInts& first, FourInts& second) {
+#if defined(__AVX2__)
+    const __m256i a = _mm256_hadd_epi32((__m256i)v[0], (__m256i)v[1]), b = _mm256_hadd_epi32((__m256i)v[2], (__m256i)v[3]);
+    const __m256i all = _mm256_hadd_epi32(a, b);
+    first = (FourInts)_mm256_castsi256_si128(all), second = (FourInts)_mm256_extracti128_si256(all, 1);
+#else
+    for (int i = 0; i < 4; ++i)
+        first[i] = v[i][0] + v[i][1] + v[i][2] + v[i][3], second[i] = v[i][4] + v[i][5] + v[i][6] + v[i][7];
+#endif
+}
 
 // 32 bytes from the halves of 16.
 inline Bytes nibbles(const uint8_t* p) {
@@ -51,15 +64,15 @@ inline Bytes fifth_bits(uint32_t bits) {
 }
 
 // The codes of a unit, from 0 on and kMiddle too large, or whole numbers of either sign; and what they stand for:
-// scale · (code − kMiddle) + minimum.
+// scale · (code − kMiddle) + minimum. kHalved: sixteen numbers have a scale, not 32.
 template <class B> struct Whole;
 
 template <int Middle, bool Minimum, bool Signed = false> struct WholeWithHalves {
     static constexpr int kMiddle = Middle;
-    static constexpr bool kMinimum = Minimum, kSigned = Signed;
+    static constexpr bool kMinimum = Minimum, kSigned = Signed, kHalved = false;
     const uint8_t* at;
     const float* d;
-    Lanes scale(int) const { return spread(d[0]); }
+    float scale(int, int) const { return d[0]; }
     float minimum(int) const { return d[1]; }
 };
 
@@ -81,11 +94,11 @@ template <> struct Whole<Q8_0> : WholeWithHalves<0, false, true> {
 
 struct WholeWithMinima {
     static constexpr int kMiddle = 0;
-    static constexpr bool kMinimum = true, kSigned = false;
+    static constexpr bool kMinimum = true, kSigned = false, kHalved = false;
     const uint8_t* at;
     SixBits by;
     WholeWithMinima(const uint8_t* p, const float*) : at(p), by(p + 4, half_at(p), half_at(p + 2)) {}
-    Lanes scale(int j) const { return spread(by.scale(j)); }
+    float scale(int j, int) const { return by.scale(j); }
     float minimum(int j) const { return -by.minimum(j); }
     // The lower bits of unit j, of two that share bytes.
     static Bytes low(const uint8_t* p, int j) {
@@ -103,21 +116,23 @@ template <> struct Whole<Q5_K> : WholeWithMinima {
 };
 template <> struct Whole<Q6_K> {
     static constexpr int kMiddle = 32;
-    static constexpr bool kMinimum = false, kSigned = false;
+    static constexpr bool kMinimum = false, kSigned = false, kHalved = true;
     const uint8_t* at;
     float d;
     Whole(const uint8_t* p, const float*) : at(p), d(half_at(p + 208)) {}
-    // A scale for 16 numbers, which are four lanes.
-    Lanes scale(int j) const {
-        const int8_t* scales = (const int8_t*)at + 192 + 2 * j;
-        const float a = d * (float)scales[0], b = d * (float)scales[1];
-        return Lanes{a, a, a, a, b, b, b, b};
-    }
+    float scale(int j, int half) const { return d * (float)((const int8_t*)at)[192 + 2 * j + half]; }
+    float minimum(int) const { return 0.0f; }
     Bytes codes(int j) const {
         const Bytes low = load_any<Bytes>(at + j / 4 * 64 + j % 2 * 32), bits = load_any<Bytes>(at + 128 + j / 4 * 32);
         return (low >> 4 * (j / 2 % 2) & 15) | (bits >> 2 * (j % 4) & 3) << 4;
     }
 };
+
+// Row r of R rows of blocks, whose halves have been read.
+template <class B, int R> inline Whole<B> whole_at(const uint8_t* w, const float* halves, int r) {
+    if constexpr (B::kHalves) return Whole<B>{{w, halves + r * B::kHalves}};
+    else return Whole<B>(w, nullptr);
+}
 
 template <class Of> inline void with_whole(int type, const Of& of) {
 #define PH_IF(B, number) if (type == number) return of(Tag<B>{});
@@ -133,27 +148,27 @@ struct Int8Unit {
 };
 
 // start + Σ of four codes each, times those of x.
-template <class B> inline LaneInts dots(const Int8Unit& x, Bytes codes) {
+template <class B> inline LaneInts dots(LaneInts start, Bytes x, Bytes codes) {
     constexpr bool kSigned = Whole<B>::kSigned;
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     if (kSigned) codes ^= 128;  // 128 too large
-    return (LaneInts)_mm256_dpbusd_epi32((__m256i)x.start, (__m256i)codes, (__m256i)x.codes);
+    return (LaneInts)_mm256_dpbusd_epi32((__m256i)start, (__m256i)codes, (__m256i)x);
 #elif defined(__AVX2__)
     // Of 7 bits two products fit in 16: 2 · 127 · 128 at most.
-    __m256i a = (__m256i)codes, b = (__m256i)x.codes;
+    __m256i a = (__m256i)codes, b = (__m256i)x;
     if (kSigned) b = _mm256_sign_epi8(b, a), a = _mm256_abs_epi8(a);
-    return x.start + (LaneInts)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
+    return start + (LaneInts)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
 #elif defined(__ARM_FEATURE_DOTPROD)
-    LaneInts found = x.start;  // codes of 7 bits are signed bytes too
+    LaneInts found = start;  // codes of 7 bits are signed bytes too
     for (int half = 0; half < 2; ++half) {
-        const int8x16_t a = load_any<int8x16_t>((const uint8_t*)&codes + 16 * half), b = load_any<int8x16_t>((const uint8_t*)&x.codes + 16 * half);
+        const int8x16_t a = load_any<int8x16_t>((const uint8_t*)&codes + 16 * half), b = load_any<int8x16_t>((const uint8_t*)&x + 16 * half);
         int32_t* to = (int32_t*)&found + 4 * half;
         vst1q_s32(to, vdotq_s32(vld1q_s32(to), a, b));
     }
     return found;
 #else
-    LaneInts found = x.start;
-    for (int i = 0; i < 32; ++i) found[i / 4] += (kSigned ? (int8_t)codes[i] : codes[i]) * (int8_t)x.codes[i];
+    LaneInts found = start;
+    for (int i = 0; i < 32; ++i) found[i / 4] += (kSigned ? (int8_t)codes[i] : codes[i]) * (int8_t)x[i];
     return found;
 #endif
 }
@@ -164,6 +179,17 @@ template <class B> constexpr int start_of() {
     if (Whole<B>::kSigned) return -128;
 #endif
     return -Whole<B>::kMiddle;
+}
+
+// Sums of four codes each that lie next to each other.
+inline LaneInts sums_of_four(Bytes x) {
+#if defined(__AVX2__)
+    return (LaneInts)_mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), (__m256i)x), _mm256_set1_epi16(1));
+#else
+    LaneInts found{};
+    for (int i = 0; i < 32; ++i) found[i / 4] += (int8_t)x[i];
+    return found;
+#endif
 }
 
 inline Int8Unit int8_unit_of(const float* x, int start) {
@@ -177,77 +203,123 @@ inline Int8Unit int8_unit_of(const float* x, int start) {
     if (sum(all) != 0.0f) made.scale = made.total = __builtin_nanf("");  // something is infinite or NaN
     else if (top > 1e-30f) {
         const float by = 127.0f / top;
-        int total = 0;
-        alignas(64) int32_t codes[kUnit];
+        typedef uint8_t Codes __attribute__((vector_size(W)));
+        Codes codes[kVectors];
         for (int v = 0; v < kVectors; ++v)  // adding 1.5 · 2^23 rounds to a whole number
-            store_any(codes + v * W, (VecInt)multiply_add(splat(12582912.0f), load(x + v * W), splat(by)) - 0x4b400000);
-        for (int i = 0; i < kUnit; ++i) made.codes[i] = (uint8_t)codes[i], total += codes[i];
-        for (int i = 0; i < kUnit; ++i) made.start[i / 4] += start * codes[i];
+            codes[v] = __builtin_convertvector((VecInt)multiply_add(splat(12582912.0f), load(x + v * W), splat(by)) - 0x4b400000, Codes);
+#if PH_WIDTH == 16
+        made.codes = (Bytes)_mm256_set_m128i((__m128i)codes[1], (__m128i)codes[0]);  // in registers
+#else
+        __builtin_memcpy(&made.codes, codes, sizeof made.codes);
+#endif
+        const LaneInts fours = sums_of_four(made.codes);
+        int total = 0;
+        for (int i = 0; i < 8; ++i) total += fours[i];
+        made.start = fours * start;
         made.scale = top / 127.0f, made.total = made.scale * (float)total;
     }
     return made;
 }
 
-// found[m · stride + r] for R rows of blocks and M rows of x, each of K / 32 units.
+// The same unit of M rows of x, M = 1, 2 or 4; scale and total of row i are lanes i, i + M, ….
+template <int M> struct Int8Rows {
+    Bytes codes[M];
+    LaneInts start[M];
+    Four scale, total;
+};
+
+template <int M> void int8_rows_of(const float* x, int64_t units, int start, Int8Rows<M>* to) {
+    for (int64_t u = 0; u < units; ++u)
+        for (int m = 0; m < M; ++m) {
+            const Int8Unit made = int8_unit_of(x + (m * units + u) * kUnit, start);
+            to[u].codes[m] = made.codes, to[u].start[m] = made.start;
+            for (int i = m; i < 4; i += M) to[u].scale[i] = made.scale, to[u].total[i] = made.total;
+        }
+}
+
+// found[m · stride + r] for R rows of blocks and M rows of x, each of K / 32 units. Pairs r · M + m of them lie in vectors
+// of four.
 template <class B, int R, int M>
-void int8_dots(const Int8Unit* x, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
-    constexpr int kUnits = B::kNumbers / kUnit;
-    Lanes acc[R][M] = {};
-    Lanes least[R][M] = {};  // all lanes alike
+void int8_dots(const Int8Rows<M>* x, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
+    constexpr int kUnits = B::kNumbers / kUnit, kFours = (R * M + 3) / 4;
+    constexpr bool kHalved = Whole<B>::kHalved;
+    Four acc[kFours] = {}, least[kFours] = {};
     for (int64_t u = 0; u < units; u += kUnits, w += B::kBytes) {
         float halves[2 * R];
         halves_of<B::kHalves, R>(w, row_bytes, halves);
-        PH_UNROLL(4) for (int r = 0; r < R; ++r) {
-            prefetch_block<B>(w + r * row_bytes);
-            auto block = [&] {
-                if constexpr (B::kHalves) return Whole<B>{{w + r * row_bytes, halves + r * B::kHalves}};
-                else return Whole<B>(w + r * row_bytes, nullptr);
-            }();
-            PH_UNROLL(8) for (int j = 0; j < kUnits; ++j) {
-                const Bytes codes = block.codes(j);
-                const Lanes scale = block.scale(j);
-                PH_UNROLL(4) for (int m = 0; m < M; ++m) {
-                    const Int8Unit& by = x[m * units + u + j];
-                    const Lanes scaled = __builtin_convertvector(dots<B>(by, codes), Lanes) * scale;
-                    acc[r][m] = add_product(acc[r][m], scaled, spread(by.scale));
-                    if constexpr (Whole<B>::kMinimum) least[r][m] = add_product(least[r][m], spread(block.minimum(j)), spread(by.total));
+        PH_UNROLL(4) for (int r = 0; r < R; ++r) prefetch_block<B>(w + r * row_bytes);
+        auto block = [&](int r) { return whole_at<B, R>(w + r * row_bytes, halves, r); };
+        const auto blocks = [&] {
+            if constexpr (R == 4) return std::array<Whole<B>, 4>{block(0), block(1), block(2), block(3)};
+            else if constexpr (R == 2) return std::array<Whole<B>, 2>{block(0), block(1)};
+            else return std::array<Whole<B>, 1>{block(0)};
+        }();
+        PH_UNROLL(8) for (int j = 0; j < kUnits; ++j) {
+            const Int8Rows<M>& by = x[u + j];
+            LaneInts dot[4 * kFours] = {};
+            PH_UNROLL(4) for (int r = 0; r < R; ++r) {
+                const Bytes codes = blocks[r].codes(j);
+                PH_UNROLL(4) for (int m = 0; m < M; ++m) dot[r * M + m] = dots<B>(by.start[m], by.codes[m], codes);
+            }
+            PH_UNROLL(4) for (int i = 0; i < kFours; ++i) {
+                auto lanes = [&](auto of) {  // for each pair what its row of blocks has
+                    auto at = [&](int lane) { return of(blocks[(4 * i + lane) / M < R ? (4 * i + lane) / M : R - 1]); };
+                    return Four{at(0), at(1), at(2), at(3)};
+                };
+                FourInts first, second;
+                sums_of(dot + 4 * i, first, second);
+                if constexpr (!kHalved) first += second;
+                const Four scale = lanes([&](const Whole<B>& b) { return b.scale(j, 0); });
+                acc[i] = add_product(acc[i], __builtin_convertvector(first, Four) * scale, by.scale);
+                if constexpr (kHalved) {
+                    const Four other = lanes([&](const Whole<B>& b) { return b.scale(j, 1); });
+                    acc[i] = add_product(acc[i], __builtin_convertvector(second, Four) * other, by.scale);
                 }
+                if constexpr (Whole<B>::kMinimum)
+                    least[i] = add_product(least[i], lanes([&](const Whole<B>& b) { return b.minimum(j); }), by.total);
             }
         }
     }
     PH_UNROLL(4) for (int r = 0; r < R; ++r)
-        PH_UNROLL(4) for (int m = 0; m < M; ++m) found[m * stride + r] = sum_of(acc[r][m]) + least[r][m][0];
+        PH_UNROLL(4) for (int m = 0; m < M; ++m) found[m * stride + r] = acc[(r * M + m) / 4][(r * M + m) % 4] + least[(r * M + m) / 4][(r * M + m) % 4];
 }
 
 constexpr int kInt8Rows = 8;  // of x that are rounded at a time
+
+// Calls of(first row, its Int8Rows) for rows four, two or one at a time, which lie behind each other.
+template <class Of> inline void over_int8_rows(int64_t rows, int64_t units, void* at, const Of& of) {
+    char* next = (char*)at;
+    int64_t m = 0;
+    auto some = [&](auto count) {
+        constexpr int M = count;
+        for (; m + M <= rows; m += M, next += units * sizeof(Int8Rows<M>)) of(m, (Int8Rows<M>*)next);
+    };
+    some(std::integral_constant<int, 4>{}), some(std::integral_constant<int, 2>{}), some(std::integral_constant<int, 1>{});
+}
 
 // done(n, count, dots[m · stride + i] of row n + i of a weight with row m of x [rows, K]) until n is `last`.
 template <class Done>
 void over_rows_int8(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, Done&& done) {
     with_whole(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
-        constexpr int R = kRowsAtOnce;
+        // Short blocks without minima leave registers for more rows, which read x once.
+        constexpr int R = kRowsAtOnce, kTile = PH_WIDTH < 16 || Whole<B>::kMinimum || B::kNumbers > kUnit ? 1 : 4;
         const int64_t units = K / kUnit, row_bytes = f.row_bytes;
-        Int8Unit* made = (Int8Unit*)__builtin_alloca_with_align(rows * units * sizeof(Int8Unit), 8 * alignof(Int8Unit));
-        for (int64_t u = 0; u < rows * units; ++u) made[u] = int8_unit_of(x + u * kUnit, start_of<B>());
+        void* made = __builtin_alloca_with_align(rows * units * sizeof(Int8Rows<1>), 8 * alignof(Int8Rows<1>));
+        over_int8_rows(rows, units, made, [&](int64_t m, auto* to) { int8_rows_of(x + m * K, units, start_of<B>(), to); });
         float* found = (float*)__builtin_alloca(rows * stride * sizeof(float));
         const uint8_t* w = (const uint8_t*)f.weight + first * row_bytes;
         int64_t n = first;
-        for (; rows == 1 && n + R <= last; n += R, w += R * row_bytes) {
-            int8_dots<B, R, 1>(made, units, w, row_bytes, found, stride);
-            done(n, R, found);
-        }
         auto tile = [&](auto count) {
             constexpr int C = count;
-            int64_t m = 0;
-            for (; m + 4 <= rows; m += 4) int8_dots<B, C, 4>(made + m * units, units, w, row_bytes, found + m * stride, stride);
-            for (; m + 2 <= rows; m += 2) int8_dots<B, C, 2>(made + m * units, units, w, row_bytes, found + m * stride, stride);
-            for (; m < rows; ++m) int8_dots<B, C, 1>(made + m * units, units, w, row_bytes, found + m * stride, stride);
+            over_int8_rows(rows, units, made, [&](int64_t m, auto* by) {
+                constexpr int M = sizeof by->codes / sizeof(Bytes);
+                if constexpr (M == 1 || C <= kTile) int8_dots<B, C, M>(by, units, w, row_bytes, found + m * stride, stride);
+            });
             done(n, C, found);
             n += C, w += C * row_bytes;
         };
-        // Short blocks without minima leave registers for more rows, which read x once.
-        constexpr int kTile = PH_WIDTH < 16 || Whole<B>::kMinimum || B::kNumbers > kUnit ? 1 : 4;
+        for (; rows == 1 && n + R <= last;) tile(std::integral_constant<int, R>{});
         while (n + kTile <= last) tile(std::integral_constant<int, kTile>{});
         while (n < last) tile(std::integral_constant<int, 1>{});
     });

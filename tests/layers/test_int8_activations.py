@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from test_quantized_layers import layers
@@ -15,7 +17,7 @@ from polyhead.layers.decode_plan import plan_for
 from polyhead.layers.linear import feed_forward, fused_linear
 from polyhead.layers.quantized import QuantizedLinear, int8_activations
 from polyhead.models.int8_activations import TYPES, round_activations
-from polyhead.native.arguments import INT8_ACTIVATIONS, Weight
+from polyhead.native.arguments import INT8_ACTIVATIONS, Network, Weight
 from polyhead.native.code import Code
 from polyhead.quantization import block_type
 from random_blocks import by_package, random_blocks
@@ -75,6 +77,44 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
         size = x.abs().double() @ numbers.double().abs().T
         assert ((y - int8_activations(x).double() @ numbers.double().T).abs() / size).max() < 1e-5
         assert not torch.equal(y, code.product(x, [Weight(blocks, None, kind.number)]))
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_a_prompt_have_the_bits_that_they_have_alone(
+    dtype: torch.dtype, code: Code
+) -> None:
+    """More rows than a block of the GEMM has, a few and one; columns that fill no panel; every type; networks."""
+
+    def weight(name: str, rows: int, numbers: int, bias: bool) -> Weight:
+        kind = block_type(name)
+        added = torch.randn(rows).to(dtype) if bias else None
+        return Weight(random_blocks(kind, rows, numbers), added, kind.number + INT8_ACTIVATIONS)
+
+    x = torch.randn(809, 256).to(dtype)
+    x[11, 70] = torch.inf
+    some = [0, 7, 11, 12, 403, 404, 405, 808]
+    each = [weight(name, 19, 256, bool(i % 2)) for i, name in enumerate(TYPES)]
+    gate, up = weight("Q8_0", 96, 256, False), weight("Q4_1", 96, 256, True)
+    down = weight("Q5_0", 37, 96, True)
+    networks = [
+        Network(gate if gated else None, up, down, 1, 0.7, offset)
+        for gated, offset in ((True, 0.0), (True, 0.5), (False, 0.0))
+    ]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            calls = [partial(code.product, weights=part) for part in (each[:4], each[4:])]
+            for call in [*calls, *(partial(code.feed_forward, network=n) for n in networks)]:
+                whole, few = call(x), call(x[some])
+                alone = torch.cat([call(x[i : i + 1]) for i in some[:3]] + [call(x[some[3:6]])])
+                assert whole[11].isnan().all()
+                assert whole[:11].isfinite().all()
+                assert torch.equal(whole[some].nan_to_num(), few.nan_to_num())
+                assert torch.equal(few[:6].nan_to_num(), alone.nan_to_num())
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_each_32_numbers_are_rounded_by_their_own_scale() -> None:

@@ -1,0 +1,249 @@
+// GEMM of weights in blocks with x in 8 bits: a prompt's products, each number with the bits of int8_activations.h.
+//
+// W rows of a weight become a panel, lane r of whose vectors is row r: one instruction multiplies four numbers of each
+// with four of a row of x, and what a unit gives is scaled for W numbers of y at once.
+#pragma once
+
+#include "../products/activations.h"
+#include "int8_activations.h"
+
+namespace polyhead::PH_NAMESPACE {
+
+// A unit of a row of x: four codes a word, sums of codes of each half, s and s Σ q.
+struct Int8Words {
+    int32_t codes[8], sums[2];
+    float scale, total;
+    int32_t unused[4];  // rows of numbers are rounded in place: a unit of float32 holds two of these
+};
+constexpr int64_t kWordsOfNumbers = sizeof(float) * kUnit / sizeof(Int8Words);
+static_assert(sizeof(Int8Words) * kWordsOfNumbers == kUnit * sizeof(float));
+
+constexpr int kInt8Tile = PH_WIDTH == 8 ? 4 : 8;  // rows of x that registers hold sums of
+constexpr int64_t kInt8Panels = 6;               // rows of x from which making panels is faster
+
+// Rows of x, each written to a place of its own, which may begin where the row does.
+template <class T> void round_rows(const T* x, int64_t stride, int64_t rows, int64_t K, Int8Words* to, int64_t to_stride) {
+    for (int64_t m = 0; m < rows; ++m)
+        for (int64_t u = 0; u < K / kUnit; ++u) {
+            float numbers[kUnit];
+            for (int v = 0; v < kVectors; ++v) store(load(x + m * stride + u * kUnit + v * W), numbers + v * W);
+            const Int8Unit made = int8_unit_of(numbers, 1);
+            Int8Words& words = to[m * to_stride + u];
+            __builtin_memcpy(words.codes, &made.codes, sizeof words.codes);
+            words.sums[0] = made.start[0] + made.start[1] + made.start[2] + made.start[3];
+            words.sums[1] = made.start[4] + made.start[5] + made.start[6] + made.start[7];
+            words.scale = made.scale, words.total = made.total;
+        }
+}
+
+// sum + four codes of W rows of a panel, times those of a row of x.
+template <class B> inline VecInt quad_dots(VecInt sum, VecInt codes, int32_t x) {
+    const VecInt by = splat_int(x);
+#if defined(__AVX512VNNI__) && PH_WIDTH == 16
+    return (VecInt)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)by);
+#elif defined(__ARM_FEATURE_DOTPROD) && PH_WIDTH == 4
+    return (VecInt)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)by);
+#else
+#if PH_WIDTH >= 8
+    PH_UNROLL(2) for (int i = 0; i < W / 8; ++i) {
+        Bytes a, b;
+        LaneInts found;
+        __builtin_memcpy(&a, (const char*)&codes + 32 * i, 32), __builtin_memcpy(&b, &by, 32), __builtin_memcpy(&found, (const char*)&sum + 32 * i, 32);
+        found = dots<B>(found, b, a);
+        __builtin_memcpy((char*)&sum + 32 * i, &found, 32);
+    }
+    return sum;
+#else
+    for (int i = 0; i < 4 * W; ++i) {
+        const int code = Whole<B>::kSigned ? ((const int8_t*)&codes)[i] : ((const uint8_t*)&codes)[i];
+        sum[i / 4] += code * ((const int8_t*)&by)[i];
+    }
+    return sum;
+#endif
+#endif
+}
+
+// Numbers of a panel for a unit: words of codes, scales of each half that has one, minima.
+template <class B> constexpr int int8_unit_numbers() { return (8 + (Whole<B>::kHalved ? 2 : 1) + (Whole<B>::kMinimum ? 1 : 0)) * W; }
+
+// Rows [n, n + count) of a weight as a panel; lanes beyond are zeros.
+template <class B> void int8_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t units, float* panel) {
+    constexpr int kUnits = B::kNumbers / kUnit, kNumbers = int8_unit_numbers<B>(), kScales = Whole<B>::kHalved ? 2 : 1;
+    if (count < W) __builtin_memset(panel, 0, units * kNumbers * sizeof(float));
+    for (int64_t r = 0; r < count; ++r) {
+        const uint8_t* w = (const uint8_t*)f.weight + (n + r) * f.row_bytes;
+        float* to = panel + r;
+        for (int64_t u = 0; u < units; u += kUnits, w += B::kBytes) {
+            float halves[2];
+            halves_of<B::kHalves, 1>(w, 0, halves);
+            const Whole<B> block = whole_at<B, 1>(w, halves, 0);
+            for (int j = 0; j < kUnits; ++j, to += kNumbers) {
+                Bytes codes = block.codes(j);
+#if defined(__AVX512VNNI__) && PH_WIDTH == 16
+                if (Whole<B>::kSigned) codes ^= 128;  // as `dots` does
+#endif
+                int32_t words[8];
+                __builtin_memcpy(words, &codes, sizeof words);
+                PH_UNROLL(8) for (int i = 0; i < 8; ++i) __builtin_memcpy(to + i * W, words + i, sizeof *words);
+                for (int h = 0; h < kScales; ++h) to[(8 + h) * W] = block.scale(j, h);
+                if (Whole<B>::kMinimum) to[(8 + kScales) * W] = block.minimum(j);
+            }
+        }
+    }
+}
+
+// found[m]: what M rows of x, `stride` units apart, and a panel give.
+template <class B, int M> void int8_tile(const Int8Words* x, int64_t stride, const float* panel, int64_t units, Vec* found) {
+    constexpr int kScales = Whole<B>::kHalved ? 2 : 1;
+    Vec acc[M] = {}, least[M] = {};
+    for (int64_t u = 0; u < units; ++u, ++x, panel += int8_unit_numbers<B>()) {
+        PH_UNROLL(2) for (int h = 0; h < kScales; ++h) {
+            VecInt sums[M];
+            PH_UNROLL(8) for (int m = 0; m < M; ++m) {
+                const int32_t* of = x[m * stride].sums;
+                sums[m] = start_of<B>() ? splat_int(start_of<B>() * (kScales == 2 ? of[h] : of[0] + of[1])) : VecInt{};
+            }
+            PH_UNROLL(8) for (int i = h * 4; i < (kScales == 2 ? h * 4 + 4 : 8); ++i) {
+                const VecInt codes = load_any<VecInt>(panel + i * W);
+                PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<B>(sums[m], codes, x[m * stride].codes[i]);
+            }
+            const Vec scale = load(panel + (8 + h) * W);
+            PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m] = multiply_add(acc[m], as_floats(sums[m]) * scale, splat(x[m * stride].scale));
+        }
+        if constexpr (Whole<B>::kMinimum) {
+            const Vec minimum = load(panel + (8 + kScales) * W);
+            PH_UNROLL(8) for (int m = 0; m < M; ++m) least[m] = multiply_add(least[m], minimum, splat(x[m * stride].total));
+        }
+    }
+    PH_UNROLL(8) for (int m = 0; m < M; ++m) found[m] = acc[m] + least[m];
+}
+
+// Calls done(row, rows of it, a vector of columns for each) until every row of x has met a panel.
+template <class B, class Done> inline void int8_tiles(const Int8Words* x, int64_t stride, int64_t rows, const float* panel, int64_t units, const Done& done) {
+    Vec found[kInt8Tile];
+    for (int64_t m = 0, some; m < rows; m += some) {
+        some = rows - m < kInt8Tile ? rows - m : kInt8Tile;
+        with_constant<kInt8Tile>(some, [&](auto count) { int8_tile<B, count>(x + m * stride, stride, panel, units, found); });
+        done(m, some, found);
+    }
+}
+
+// y[m, n] of rows in 8 bits for columns [first, last) of a weight, in whole panels.
+template <class T> void int8_columns(const Int8Words* x, int64_t stride, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, float* panel, T* y, int64_t y_stride) {
+    with_whole(f.type, [&](auto of) {
+        using B = typename decltype(of)::Blocks;
+        for (int64_t n = first, count; n < last; n += count) {
+            count = last - n < W ? last - n : W;
+            int8_panel<B>(f, n, count, K / kUnit, panel);
+            const Vec bias = f.bias ? load_some((const T*)f.bias + n, count) : Vec{};
+            int8_tiles<B>(x, stride, rows, panel, K / kUnit, [&](int64_t m, int64_t some, const Vec* found) {
+                for (int64_t r = 0; r < some; ++r) store_some(found[r] + bias, y + (m + r) * y_stride + n, count);
+            });
+        }
+    });
+}
+
+// Whether rows of a decoding step are enough to make panels for, and few enough for a thread's stack.
+inline bool fills_int8_panels(int64_t rows, int64_t K) { return rows >= kInt8Panels && rows * K <= 1 << 18; }
+
+// As over_rows_int8: done(first row, rows, n, columns, dots[row · stride + column]), of at most `stride` columns.
+template <class Done>
+void over_int8_panels(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, const Done& done) {
+    with_whole(f.type, [&](auto of) {
+        using B = typename decltype(of)::Blocks;
+        const int64_t units = K / kUnit;
+        Int8Words* words = (Int8Words*)__builtin_alloca(rows * units * sizeof(Int8Words));
+        float* panel = (float*)__builtin_alloca(units * int8_unit_numbers<B>() * sizeof(float));
+        float* dots = (float*)__builtin_alloca(kInt8Tile * stride * sizeof(float));
+        round_rows(x, K, rows, K, words, units);
+        for (int64_t n = first, count; n < last; n += count) {
+            count = last - n < W ? last - n : W;
+            int8_panel<B>(f, n, count, units, panel);
+            int8_tiles<B>(words, units, rows, panel, units, [&](int64_t m, int64_t some, const Vec* found) {
+                for (int64_t c = 0, columns; c < count; c += columns) {
+                    columns = count - c < stride ? count - c : stride;
+                    for (int64_t r = 0; r < some; ++r) __builtin_memcpy(dots + r * stride, (const float*)(found + r) + c, columns * sizeof(float));
+                    done(m, some, n + c, columns, dots);
+                }
+            });
+        }
+    });
+}
+
+// The part of `columns`, whole panels, that a thread takes.
+inline int64_t panels_until(int64_t columns, int64_t thread, int64_t threads) {
+    const int64_t until = (columns + W - 1) / W * thread / threads * W;
+    return until < columns ? until : columns;
+}
+
+// Calls of(first row, rows) for one block of rows after another, all threads at the same one.
+template <class Of> inline void over_int8_blocks(int64_t rows, const Of& of) {
+    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+    for (int64_t b = 0; b < blocks; ++b) {
+        if (b) wait_for_team();
+        of(rows * b / blocks, rows * (b + 1) / blocks - rows * b / blocks);
+    }
+}
+
+template <class T> void int8_gemm_of(const Gemm& p, int64_t thread, int64_t threads) {
+    const int64_t units = p.in_features / kUnit;
+    Int8Words* x = (Int8Words*)p.scratch.x();
+    over_int8_blocks(p.rows, [&](int64_t m, int64_t rows) {
+        const int64_t from = rows * thread / threads, to = rows * (thread + 1) / threads;
+        round_rows((const T*)p.x + (m + from) * p.x_stride, p.x_stride, to - from, p.in_features, x + from * units, units);
+        wait_for_team();
+        int64_t column = 0;
+        for (int i = 0; i < p.count; column += p.weights[i++].out_features) {
+            const LinearWeight& f = p.weights[i];
+            int8_columns(x, units, rows, p.in_features, f, panels_until(f.out_features, thread, threads), panels_until(f.out_features, thread + 1, threads),
+                         p.scratch.panel(thread), (T*)p.y + m * p.y_stride + column, p.y_stride);
+        }
+    });
+}
+
+// Hidden features [n, n + count) of rows in 8 bits, as float32.
+template <class T> void int8_hidden(const Network& by, Bend bend, const Int8Words* x, int64_t rows, int64_t K, int64_t n, int64_t count, float* panel, float* hidden) {
+    const int64_t F = by.up.out_features, units = K / kUnit;
+    auto each = [&](const LinearWeight& f, const auto& done) {
+        const Vec bias = f.bias ? load_some((const T*)f.bias + n, count) : Vec{};
+        with_whole(f.type, [&](auto of) {
+            using B = typename decltype(of)::Blocks;
+            int8_panel<B>(f, n, count, units, panel);
+            int8_tiles<B>(x, units, rows, panel, units, [&](int64_t m, int64_t some, const Vec* found) {
+                for (int64_t r = 0; r < some; ++r) done(found[r] + bias, hidden + (m + r) * F + n);
+            });
+        });
+    };
+    const Vec most = splat(by.clamp);
+    if (by.gate.weight) each(by.gate, [&](Vec gate, float* at) { store_some(acted(choose((VecInt)(gate > most), most, gate), by.activation, bend), at, count); });
+    each(by.up, [&](Vec value, float* at) {
+        if (!by.gate.weight) return store_some(acted(choose((VecInt)(value > most), most, value), by.activation, bend), at, count);
+        value = choose((VecInt)(value > most), most, choose((VecInt)(value < -most), -most, value));
+        if (by.offset != 0.0f) value += by.offset;
+        store_some(load_some(at, count) * value, at, count);
+    });
+}
+
+template <class T> void int8_network_of(const GemmNetwork& f, int64_t thread, int64_t threads) {
+    const Gemm& p = f.in;
+    const Network& by = f.network;
+    const int64_t K = p.in_features, F = by.up.out_features, N = by.down.out_features, units = K / kUnit;
+    Int8Words* x = (Int8Words*)p.scratch.x();
+    float* hidden = p.scratch.hidden();
+    float* panel = p.scratch.panel((int)thread);
+    const Bend bend = bend_of<T>(by);
+    over_int8_blocks(p.rows, [&](int64_t m, int64_t rows) {
+        const int64_t from = rows * thread / threads, to = rows * (thread + 1) / threads;
+        round_rows((const T*)p.x + (m + from) * p.x_stride, p.x_stride, to - from, K, x + from * units, units);
+        wait_for_team();
+        const int64_t last = panels_until(F, thread + 1, threads);
+        for (int64_t n = panels_until(F, thread, threads); n < last; n += W) int8_hidden<T>(by, bend, x, rows, K, n, last - n < W ? last - n : W, panel, hidden);
+        wait_for_team();
+        for (int64_t r = from; r < to; ++r) round_rows(hidden + r * F, F, 1, F, (Int8Words*)(hidden + r * F), 0);
+        wait_for_team();
+        int8_columns((const Int8Words*)hidden, F / kUnit * kWordsOfNumbers, rows, F, by.down, panels_until(N, thread, threads), panels_until(N, thread + 1, threads),
+                     panel, (T*)p.y + m * p.y_stride, p.y_stride);
+    });
+}
+
+}  // namespace polyhead::PH_NAMESPACE
