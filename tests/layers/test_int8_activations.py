@@ -84,7 +84,7 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
 def test_rows_of_a_prompt_have_the_bits_that_they_have_alone(
     dtype: torch.dtype, code: Code
 ) -> None:
-    """More rows than a block of the GEMM has, a few and one; columns that fill no panel; every type; networks."""
+    """More rows than a GEMM's block, a few, one; columns that fill no panel; types; networks."""
 
     def weight(name: str, rows: int, numbers: int, bias: bool) -> Weight:
         kind = block_type(name)

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 from changes import cpp_changes, draw
+from compiled import TEST_AT_FIRST_USE
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,3 +101,8 @@ def test_lines_of_cpp_that_compute_change_and_comments_do_not() -> None:
     instead = {new for line in found.values() for *_, new in line}
     assert {" - ", " || ", " <= ", "4", "2", ""} <= instead
     assert all(end <= len(text.splitlines()[n - 1]) for n, of in found.items() for *_, end, _ in of)
+
+
+def test_the_test_that_would_switch_changed_code_off_is_where_it_is_removed() -> None:
+    selection = ROOT / "src/polyhead/native/selection.py"
+    assert TEST_AT_FIRST_USE in selection.read_text(encoding="utf-8")

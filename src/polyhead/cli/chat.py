@@ -37,6 +37,8 @@ def chat(
     seed: options.Seed = None,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
+    quantize: options.Quantize = None,
+    activations: options.Activations = None,
 ) -> None:
     """Chat with a model.
 
@@ -45,7 +47,9 @@ def chat(
     from polyhead.cli.models import load_expecting
     from polyhead.generation import Conversation, LanguageModel
 
-    loaded = load_expecting(model, dtype, LanguageModel, device=device)
+    loaded = load_expecting(
+        model, dtype, LanguageModel, device=device, quantize=quantize, activations=activations
+    )
     talk = Conversation(
         loaded,
         system,

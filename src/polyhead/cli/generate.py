@@ -31,6 +31,8 @@ def generate(
     ] = False,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
+    quantize: options.Quantize = None,
+    activations: options.Activations = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print text, tokens and statistics as JSON at the end.")
     ] = False,
@@ -44,7 +46,9 @@ def generate(
     from polyhead.generation import LanguageModel
 
     prompt = read_text(text, file)
-    language_model = load_expecting(model, dtype, LanguageModel, device=device)
+    language_model = load_expecting(
+        model, dtype, LanguageModel, device=device, quantize=quantize, activations=activations
+    )
     stream = language_model.stream(
         prompt,
         max_new_tokens=max_new_tokens,

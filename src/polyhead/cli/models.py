@@ -31,16 +31,22 @@ def load_expecting(
     dtype: str | None,
     *kinds: type,
     device: str = "cpu",
-    activations: str | None = None,
+    **packing: str | None,
 ) -> Any:
-    """The model called ``name``, which must be of one of these kinds."""
+    """The model called ``name``, which must be of one of these kinds.
+
+    Args:
+        name, dtype, device: As ``polyhead.load`` takes them.
+        kinds: Classes of models that the command takes.
+        packing: ``quantize`` and ``activations`` of ``polyhead.load``.
+    """
     from polyhead.cli.terminal import progress
 
     with progress(f"loading {name}") as advance:
         # torch is imported here, which takes a second itself
         from polyhead.generation import load
 
-        model: Any = load(name, dtype, device=device, progress=advance, activations=activations)
+        model: Any = load(name, dtype, device=device, progress=advance, **packing)
     if not isinstance(model, kinds):
         wanted = " and ".join(_KINDS[kind.__name__] for kind in kinds)
         raise UnsupportedError(

@@ -60,6 +60,13 @@ Dtype = Annotated[
         "quantized weights of a GGUF file as it holds them."
     ),
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(help="Pack weights that are numbers as blocks of a GGUF type, such as Q8_0."),
+]
+Activations = Annotated[
+    str | None, typer.Option(help="int8: round the inputs of quantized layers to 8 bits.")
+]
 Device = Annotated[str, typer.Option(help="Where the model runs: cpu, cuda, cuda:1, mps, ...")]
 MaxNewTokens = Annotated[
     int, typer.Option("--max-new-tokens", "-n", help="Stop after this many tokens.")

@@ -29,10 +29,8 @@ def perplexity(
     ] = 1,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
-    activations: Annotated[
-        str | None,
-        typer.Option(help="int8: round the inputs of quantized layers to 8 bits."),
-    ] = None,
+    quantize: options.Quantize = None,
+    activations: options.Activations = None,
     json: options.Json = False,
 ) -> None:
     """Measure the perplexity and bits per byte of a model on texts.
@@ -47,7 +45,9 @@ def perplexity(
     from polyhead.training.evaluation import perplexity as evaluate
 
     texts = [read_text(None, file) for file in files]
-    loaded = load_expecting(model, dtype, LanguageModel, device=device, activations=activations)
+    loaded = load_expecting(
+        model, dtype, LanguageModel, device=device, quantize=quantize, activations=activations
+    )
     with progress("perplexity") as advance:
         found = evaluate(
             loaded, texts, window=window, stride=stride, batch_size=batch_size, progress=advance

@@ -135,6 +135,8 @@ def transcribe(
     num_beams: _Beams = None,
     dtype: options.PlainDtype = "float32",
     device: options.Device = "cpu",
+    quantize: options.Quantize = None,
+    activations: options.Activations = None,
     words: Annotated[
         bool, typer.Option("--words", help="Print each word with its time in seconds.")
     ] = False,
@@ -147,7 +149,9 @@ def transcribe(
     from polyhead.cli.terminal import print_json, progress, write_text
     from polyhead.generation import SpeechToText
 
-    loaded = load_expecting(model, dtype, SpeechToText, device=device)
+    loaded = load_expecting(
+        model, dtype, SpeechToText, device=device, quantize=quantize, activations=activations
+    )
     said: dict[str, Any] = {"language": language, "task": task, "num_beams": num_beams}
     with progress(f"listening to {sound.name}"):
         found = loaded.transcribe(

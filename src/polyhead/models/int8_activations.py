@@ -37,7 +37,7 @@ def round_activations(model: nn.Module) -> None:
     if not found:
         raise UnsupportedError(
             "activations='int8' needs weights in blocks, and this model has none: load a quantized "
-            "GGUF file on a CPU without a dtype"
+            "GGUF file on a CPU without a dtype, or with quantize='Q8_0'"
         )
     if native.code() is None:
         raise UnsupportedError("activations='int8' needs native code, which is unavailable")

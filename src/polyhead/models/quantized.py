@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from polyhead.errors import UnsupportedError
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear, QuantizedMatrix
 from polyhead.models.heads import Head
 from polyhead.models.transformer import Transformer
 from polyhead.native.arguments import Scales
-from polyhead.quantization import BlockType
+from polyhead.quantization import BlockType, pack
 
 _READ_AS_NUMBERS = ("kv_b_proj", "router")
 """Linear modules that are never called, because only their weights are read."""
@@ -80,3 +81,37 @@ def put_blocks(
         for leaf in ("blocks", "scales", "zeros")
         if (tensor := made._buffers[leaf]) is not None
     }
+
+
+def pack_weights(model: Transformer, kind: BlockType) -> None:
+    """Packs every matrix that may be in blocks as the nearest blocks of a type.
+
+    Matrices that are in blocks stay as they are, and so do those whose rows are no whole blocks.
+
+    Args:
+        model: Changed in place, and after an error no longer of use. Blocks have no gradients.
+        kind: Type that ``pack`` knows.
+
+    Raises:
+        UnsupportedError: No matrix can be packed.
+        ValueError: A type that is only read, or numbers that are not finite; the message names the
+            matrix.
+    """
+    found = [
+        (name, numbers)
+        for name, numbers in model.named_parameters()
+        if quantizable(model, name) and numbers.shape[1] % kind.numbers == 0
+    ]
+    if not found:
+        raise UnsupportedError(
+            f"quantize={kind.name!r} needs matrices whose rows are whole blocks of {kind.numbers} "
+            "numbers: this model has none that is not in blocks"
+        )
+    for name, numbers in found:
+        try:
+            blocks = pack(numbers.detach(), kind)
+        except ValueError as error:
+            raise ValueError(f"quantize={kind.name!r}: {name}: {error}") from None
+        put_blocks(model, name, blocks, kind, None)
+        made = model.get_submodule(name if name == "head.weight" else name[: -len(".weight")])
+        made.to(numbers.dtype)

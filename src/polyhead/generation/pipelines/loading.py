@@ -18,6 +18,8 @@ from polyhead.generation.pipelines.speech_to_text import SpeechToText
 from polyhead.generation.pipelines.text_encoder import TextEncoder
 from polyhead.generation.pipelines.text_to_text import TextToText
 from polyhead.models.int8_activations import round_activations
+from polyhead.models.quantized import pack_weights
+from polyhead.quantization import block_type, packable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -35,6 +37,7 @@ class _Options(TypedDict, total=False):
     device: str | torch.device
     adapter: _Path | None
     progress: Progress | None
+    quantize: str | None
     activations: str | None
     family: str | None
 
@@ -78,6 +81,7 @@ def load(
     device: str | torch.device = "cpu",
     adapter: _Path | None = None,
     progress: Progress | None = None,
+    quantize: str | None = None,
     activations: str | None = None,
     family: str | None = None,
     expect: type[Any] | None = None,
@@ -98,11 +102,15 @@ def load(
             (``attach_adapter`` keeps one apart). Given as ``source``, the base is the one that it
             names.
         progress: called with what is being done, how much is done, and how much there is.
+        quantize: a type of GGUF blocks that numbers are packed as, such as ``"Q8_0"`` (8.5 bits a
+            weight) or ``"Q4_K"`` (4.5 bits): linear modules, the table of embeddings and the head,
+            on a CPU. Weights that the file holds in blocks stay so where ``dtype`` is None. None:
+            nothing is packed.
         activations: ``"int8"``: what multiplies quantized weights is rounded to 8 bits, 32 numbers
             at a time with a scale of their own, and products are sums of whole numbers, as
-            llama.cpp computes. Decoding is faster, and logits are no longer those of the unpacked
-            weights (docs/performance.md says by how much). Prompts are read more slowly in
-            float32. None: they stay as they are.
+            llama.cpp computes. Prompts, decoding and batches are faster, and logits are no longer
+            those of the unpacked weights (docs/performance.md says by how much). None: they stay as
+            they are.
         family: a ``model_type`` that a Hugging Face directory is read as, whatever its own says,
             such as ``"llama"`` for a model that is one under another name (the error for an
             unknown type names the nearest). A key or a tensor that does not fit is an error.
@@ -123,8 +131,9 @@ def load(
         ConfigError: the configuration says something impossible or not understood.
         UnsupportedError: an encoder of images, a way of generating that is not built, or another
             kind than ``expect``; ``activations`` for weights that are not in blocks, or in blocks
-            of a type that does not take them (the message names it).
-        ValueError: an unknown dtype, or a device that is unavailable.
+            of a type that does not take them (the message names it); ``quantize`` on another device
+            than a CPU, or for a model without a matrix that can be packed.
+        ValueError: an unknown dtype or type of blocks, or a device that is unavailable.
         TypeError: an argument of another kind.
     """
     if not isinstance(source, str | os.PathLike):
@@ -133,9 +142,15 @@ def load(
         )
     if activations not in (None, "int8"):
         raise ValueError(f"activations must be 'int8' or None: got {activations!r}")
+    if quantize is not None and quantize not in packable():
+        raise ValueError(f"quantize must be one of {', '.join(packable())}: got {quantize!r}")
+    if quantize is not None and torch.device(device).type != "cpu":
+        raise UnsupportedError(f"quantize={quantize!r} needs device='cpu': got {str(device)!r}")
     checkpoint = load_checkpoint(
         source, _dtype(dtype), progress, device=device, adapter=adapter, family=family
     )
+    if quantize is not None:
+        pack_weights(checkpoint.model, block_type(quantize))
     if activations is not None:
         round_activations(checkpoint.model)
     model = _wrapped(checkpoint, source)

@@ -40,7 +40,7 @@ _MODELS = {MODEL: ("SmolLM2", SMOLLM2), "gemma3-270m": ("Gemma 3", GEMMA3)}
 INT8 = "polyhead, int8 activations"
 """The same model, which rounds what it multiplies to 8 bits as llama.cpp does."""
 UNPACKED = "polyhead, unpacked"
-"""The same model with its wint8 in the case's dtype."""
+"""The same model with its weights in the case's dtype."""
 
 
 def cases(settings: Settings) -> Iterator[Case]:
@@ -77,7 +77,7 @@ def _of_model(name: str, settings: Settings) -> Iterator[Case]:
     llama = LlamaCpp(find(name).path) if installed("llama.cpp") else None
     try:
         for dtype in settings.dtypes:
-            ours = load(name, expect=LanguageModel).to(dtype)  # wint8 as the file holds them
+            ours = load(name, expect=LanguageModel).to(dtype)  # weights as the file holds them
             int8 = None
             if native.code() is not None:
                 int8 = load(name, activations="int8", expect=LanguageModel).to(dtype)
@@ -119,10 +119,10 @@ def _case(
         call = partial(llama.decode, known, STEPS) if decode else partial(llama.prefill, known)
         peers["llama.cpp"] = Contestant(call, _knows(llama, known, 0 if decode else -1))
     if decode:
-        wint8 = float(sum(x.nbytes for x in (*ours.parameters(), *ours.buffers())))
+        weights = float(sum(x.nbytes for x in (*ours.parameters(), *ours.buffers())))
         return Case(
             f"decode after {PROMPT} tokens, steps:", STEPS, dtype, run(ours), peers,
-            (read_rate(wint8).times(STEPS),), STEPS, "tokens/s", _seconds,
+            (read_rate(weights).times(STEPS),), STEPS, "tokens/s", _seconds,
         )  # fmt: skip
     count = ids.shape[1]
     limit = matrix_rate(dtype, plan(ours.config, tokens=count).prefill.model)

@@ -10,15 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyhead import native
 from polyhead.checkpoints import find
 from polyhead.generation import SpeechToText, load
 from polyhead.generation.pipelines.sound import RATE
 from polyhead.lab.benchmarks.case import Call, Case, Contestant, Differs, Settings, seconds
 from polyhead.lab.benchmarks.limits import matrix_rate, read_rate
 from polyhead.lab.benchmarks.peers import WHISPER, in_transformers, installed
+from polyhead.models.transformer import Transformer
 
 MODEL, NEW = "whisper-tiny.en", 48
 CTRANSLATE2, INT8 = "CTranslate2", "CTranslate2, int8"
+PACKED = "polyhead, Q8_0 and int8 activations"
+"""Our model with weights and activations in 8 bits, as CTranslate2 has them."""
 _KINDS = {CTRANSLATE2: "float32", INT8: "int8_float32"}
 """On a CPU CTranslate2 computes in float32, or rounds weights and activations to 8 bits."""
 
@@ -41,12 +45,22 @@ def cases(settings: Settings) -> Iterator[Case]:
             name = "WhisperForConditionalGeneration"
             peer = in_transformers(ours.transformer, name, **options)
         features = ours.features(_sound())[None]
-        yield _encode(ours, theirs, peer, features, dtype)
-        yield _decode(ours, theirs, peer, features, dtype)
+        packed = None
+        if native.code() is not None:
+            packed = load(
+                MODEL, dtype=dtype, quantize="Q8_0", activations="int8", expect=SpeechToText
+            )
+        yield _encode(ours, packed, theirs, peer, features, dtype)
+        yield _decode(ours, packed, theirs, peer, features, dtype)
 
 
 def _encode(
-    ours: SpeechToText, theirs: dict[str, Any], peer: Any, features: Tensor, dtype: torch.dtype
+    ours: SpeechToText,
+    packed: SpeechToText | None,
+    theirs: dict[str, Any],
+    peer: Any,
+    features: Tensor,
+    dtype: torch.dtype,
 ) -> Case:
     """One window through the encoder."""
     model, mels = ours.transformer, features.to(dtype)
@@ -59,6 +73,8 @@ def _encode(
         )
         for name, them in theirs.items()
     }
+    if packed is not None:
+        peers[PACKED] = Contestant(lambda: packed.transformer.encode(mels), alike)
     if peer is not None:
         encoder = peer.get_encoder()
         peers["transformers"] = Contestant(lambda: encoder(mels).last_hidden_state, same)
@@ -76,7 +92,12 @@ def _encode(
 
 
 def _decode(
-    ours: SpeechToText, theirs: dict[str, Any], peer: Any, features: Tensor, dtype: torch.dtype
+    ours: SpeechToText,
+    packed: SpeechToText | None,
+    theirs: dict[str, Any],
+    peer: Any,
+    features: Tensor,
+    dtype: torch.dtype,
 ) -> Case:
     """The likeliest 48 tokens, one by one; the end of the text is left out."""
     model, prompt = ours.transformer, ours.prompt_ids()
@@ -84,7 +105,7 @@ def _decode(
     hidden = model.encode(features.to(dtype))
     encoded = _view(hidden.float()) if theirs else None
 
-    def run() -> Tensor:
+    def run(model: Transformer = model) -> Tensor:
         cache = model.new_cache(len(prompt) + NEW)
         ids, found = torch.tensor([prompt]), []
         context = {"encoder_hidden": hidden}
@@ -110,6 +131,8 @@ def _decode(
         )
         for name, them in theirs.items()
     }
+    if packed is not None:
+        peers[PACKED] = Contestant(lambda: run(packed.transformer), _as_many_tokens)
     if peer is not None:
         peers["transformers"] = Contestant(
             lambda: _in_transformers(peer, prompt, hidden, end),
