@@ -55,9 +55,13 @@ TESTS = {
         "kernels/test_random_calls.py",
         *(f"kernels/test_recurrence{part}.py" for part in ("", "_native")),
         *(f"semantics/test_{name}.py" for name in ("chosen", "block_sparse")),
-        *(f"layers/test_{name}.py" for name in ("fused", "linear", "quantized_layers", "eights")),
+        *(
+            f"layers/test_{name}.py"
+            for name in ("fused", "linear", "quantized_layers", "int8_activations")
+        ),
         "quantization",
-        *(f"layers/test_step{part}.py" for part in ("", "_caches", "_experts")),
+        *(f"layers/test_step{part}.py" for part in ("", "_caches", "_experts", "_rows")),
+        "kernels/test_one_query.py",
         "models/test_layer_runs.py",
         "interpret/test_statistics.py",
     ],

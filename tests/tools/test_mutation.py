@@ -12,6 +12,7 @@ from random import Random
 
 from changes import cpp_changes, draw
 from compiled import TEST_AT_FIRST_USE
+from mutation import TESTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,3 +107,8 @@ def test_lines_of_cpp_that_compute_change_and_comments_do_not() -> None:
 def test_the_test_that_would_switch_changed_code_off_is_where_it_is_removed() -> None:
     selection = ROOT / "src/polyhead/native/selection.py"
     assert TEST_AT_FIRST_USE in selection.read_text(encoding="utf-8")
+
+
+def test_every_test_that_judges_changes_is_there() -> None:
+    named = [each for package in TESTS.values() for each in package]
+    assert [each for each in named if not (ROOT / "tests" / each).exists()] == []
