@@ -183,7 +183,7 @@ def test_numbers_of_tokens_that_cannot_be_are_refused_by_name():
         ("2 counts, 9 in all, for 3 rows", ids, {"counts": [4, 5]}),
         ("3 counts, 8 in all", ids, {"counts": [4, 3, 1]}),
         (r"ids \[3, 3\]", some_ids(3, 3), {"counts": [3, 3, 3]}),
-        ("counts must be at least 1", ids, {"counts": [9, 0, 0]}),
+        ("counts must be a whole number of at least 1", ids, {"counts": [9, 0, 0]}),
         ("counts and last do not go together", ids, {"counts": [4, 4, 1], "last": 1}),
         ("counts are rows of a decoder's cache", ids, {"counts": [9], "cache": None}),
     ):
