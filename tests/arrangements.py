@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 
@@ -158,12 +158,43 @@ def arranged(net: ph.Transformer, length: int, seed: int) -> Iterator[tuple[int,
                     yield row, start - back, last - back, found[start - first :]
 
 
-def check(net: ph.Transformer, length: int, seeds: Iterable[int]) -> int:
+def packed(net: ph.Transformer, length: int, seed: int) -> Iterator[tuple[int, int, int, Tensor]]:
+    """The same of rows that take numbers of tokens of their own in one call, few or many."""
+    draw = random.Random(seed)
+    torch.set_num_threads(draw.randint(1, 3))
+    rows, read = [draw.randrange(TEXTS) for _ in range(draw.randint(1, 7))], [0] * 7
+    with ph.batch_invariant():
+        held = net.new_cache(kind=draw.choice(("auto", "dense", "paged")), page_size=5)
+        while max(read[: len(rows)]) < length:
+            most = draw.choice((1, 5, 9, 40))
+            counts = [draw.randint(1, min(most, length)) for _ in rows]
+            if draw.random() < 0.3:
+                counts = [most] * len(rows)
+            ends = [min(length, first + count) for first, count in zip(read, counts, strict=False)]
+            going = [place for place, end in enumerate(ends) if end > read[place]]
+            if len(going) < len(rows):
+                held.reorder(going)
+                rows, read, ends = ([each[i] for i in going] for each in (rows, read, ends))
+            pieces = [*zip(rows, read, ends, strict=False)]
+            ids = torch.cat([texts(length)[row, first:end] for row, first, end in pieces])
+            logits = net(ids[None], cache=held, counts=[end - first for _, first, end in pieces])
+            found = logits[0].split([end - first for _, first, end in pieces])
+            for (row, first, end), each in zip(pieces, found, strict=True):
+                yield row, first, end, each
+            read = ends
+
+
+def check(
+    net: ph.Transformer,
+    length: int,
+    seeds: Iterable[int],
+    arrange: Callable[..., Iterator[tuple[int, int, int, Tensor]]] = arranged,
+) -> int:
     """How many arrangements have the bits of each text alone: all, or an error tells where not."""
     known: dict[int, Tensor] = {}
     count = 0
     for seed in seeds:
-        for row, first, last, found in arranged(net, length, seed):
+        for row, first, last, found in arrange(net, length, seed):
             if row not in known:
                 threads = torch.get_num_threads()
                 known[row] = alone(net, texts(length)[row : row + 1])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import polyhead as ph
-from arrangements import LAYERS, LENGTH, LLAMA, WORDS, check, model
+from arrangements import LAYERS, LENGTH, LLAMA, WORDS, check, model, packed
 from generation.tiny import byte_tokenizer, decoder
 from polyhead import native
 from polyhead.caches import Quantized, Ring, StoredCache
@@ -39,11 +39,19 @@ def test_texts_have_the_same_bits_in_any_arrangement(name):
     assert check(model(name, torch.bfloat16), 90, [13]) == 1
 
 
+@pytest.mark.parametrize("name", LAYERS.keys() - {"t5"})
+def test_rows_with_numbers_of_tokens_of_their_own_have_the_same_bits(name):
+    assert check(model(name, torch.float32), 70, [1, 2], packed) == 2
+    assert check(model(name, torch.bfloat16), 70, [3], packed) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_texts_have_the_same_bits_in_twenty_arrangements(name, dtype):
     assert check(model(name, dtype), 90, range(20)) == 20
+    if name != "t5":
+        assert check(model(name, dtype), 90, range(20), packed) == 20
 
 
 FIVE = {"smollm2": 0, "deepseek": 100, "gemma": 200, "t5": 300, "mixtral": 400}

@@ -51,6 +51,8 @@ struct Attention {
     int64_t batch, heads, kv_heads, queries, keys, key_dim, value_dim;
     const char* q;
     int64_t q_batch, q_head, q_token;
+    const int64_t* firsts;              // [B + 1], or null: the queries [firsts[b], firsts[b + 1]) of all are those of batch row b;
+                                        // in what has a stride of the batch they follow on, and lse is [queries, H]
     KVSegment segments[kMaxSegments];
     int count;
     float scale, softcap;               // softcap 0: none

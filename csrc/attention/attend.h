@@ -46,11 +46,11 @@ template <class T> void finish(const Attention& c, const Rows& rows, const State
         const int64_t h = rows.head(i), t = rows.token(i);
         const float total = state.total[i];
         const float factor = state.sees_nonfinite[i] ? __builtin_nanf("") : total == 0 ? 0.0f : c.dropout.factor / total;
-        T* out = (T*)c.out + rows.batch * c.out_batch + h * c.out_head + t * c.out_query;
+        T* out = (T*)c.out + first_query(c, rows, c.out_batch, c.out_query) + h * c.out_head + t * c.out_query;
         const float* values = state.values + i * width;
         for (int64_t d = 0; d < c.value_dim; d += W) store_some(load(values + d) * factor, out + d, c.value_dim - d);
         if (c.lse)
-            c.lse[(rows.batch * c.heads + h) * c.queries + t] =
+            c.lse[c.firsts ? (c.firsts[rows.batch] + t) * c.heads + h : (rows.batch * c.heads + h) * c.queries + t] =
                 total == 0 ? kMinusInfinity : state.peak[i] * scale + __builtin_logf(total);
     }
 }

@@ -126,7 +126,9 @@ inline Rows rows_of(const Attention& c, const Plan& p, int64_t block) {
     r.first_head = g * group + head_block * p.heads;
     const int64_t heads = group - head_block * p.heads < p.heads ? group - head_block * p.heads : p.heads;
     r.t0 = token_block * p.tokens;
-    r.t1 = r.t0 + p.tokens < c.queries ? r.t0 + p.tokens : c.queries;
+    const int64_t queries = c.firsts ? c.firsts[r.batch + 1] - c.firsts[r.batch] : c.queries;
+    r.t1 = r.t0 + p.tokens < queries ? r.t0 + p.tokens : queries;
+    if (r.t1 < r.t0) r.t1 = r.t0;  // a batch row with fewer queries than others
     if (c.chosen) {  // blocks begin and end with a list; those before the first query or behind the last are empty
         const int64_t start = token_block / p.list_blocks * c.chosen_queries - c.chosen_skipped;
         const int64_t stop = start + c.chosen_queries < c.queries ? start + c.chosen_queries : c.queries;
@@ -140,7 +142,7 @@ inline Rows rows_of(const Attention& c, const Plan& p, int64_t block) {
 }
 
 template <class T> inline const T* query(const Attention& c, const Rows& r, int64_t i) {
-    return (const T*)c.q + r.batch * c.q_batch + r.head(i) * c.q_head + r.token(i) * c.q_token;
+    return (const T*)c.q + first_query(c, r, c.q_batch, c.q_token) + r.head(i) * c.q_head + r.token(i) * c.q_token;
 }
 
 inline bool stopped(const Attention& c) { return c.interrupt && c.interrupt->stopped(omp_get_thread_num() == 0); }

@@ -104,9 +104,10 @@ template <class T> inline int64_t prefill_bytes(const Attention& c, const Plan& 
 
 // The part of a block of keys that any of `count` rows from i on sees, widened to whole vectors.
 inline Keys seen_of(const Attention& c, const Rows& rows, int64_t i, int64_t count, const Keys& keys) {
-    int64_t low = c.low[rows.batch * c.bounds_batch + rows.token(i)], high = low;
+    const int64_t first = first_query(c, rows, c.bounds_batch, 1);
+    int64_t low = c.low[first + rows.token(i)], high = low;
     for (int64_t m = 0; m < count; ++m) {
-        const int64_t at = rows.batch * c.bounds_batch + rows.token(i + m);
+        const int64_t at = first + rows.token(i + m);
         low = c.low[at] < low ? c.low[at] : low;
         high = c.high[at] > high ? c.high[at] : high;
     }

@@ -40,6 +40,11 @@ inline Keys keys_at(const KVSegment& segment, int64_t batch, int64_t start, int6
             p ? p + batch * segment.positions_batch + start : nullptr, segment.position + start};
 }
 
+// Where the queries of a batch row begin in what is `batch` apart from row to row, and `query` from query to query.
+inline int64_t first_query(const Attention& c, const Rows& rows, int64_t batch, int64_t query) {
+    return c.firsts ? c.firsts[rows.batch] * query : rows.batch * batch;
+}
+
 // What rows of a call see of a block of keys; single pairs are checked only if bounds do not decide.
 inline Visible visible_of(const Attention& c, const Rows& rows, const Keys& keys) {
     Visible found = keys.absent ? Visible::some : Visible::all;
@@ -50,8 +55,8 @@ inline Visible visible_of(const Attention& c, const Rows& rows, const Keys& keys
                 least = keys.positions[j] < least ? keys.positions[j] : least;
                 most = keys.positions[j] > most ? keys.positions[j] : most;
             }
-        const int64_t* low = c.low + rows.batch * c.bounds_batch;
-        const int64_t* high = c.high + rows.batch * c.bounds_batch;
+        const int64_t first = first_query(c, rows, c.bounds_batch, 1);
+        const int64_t *low = c.low + first, *high = c.high + first;
         bool any = false, every = true;
         for (int64_t t = rows.t0; t < rows.t1; ++t) {
             any |= most >= low[t] && least < high[t] && low[t] < high[t];
@@ -80,7 +85,7 @@ inline Visible visible_of(const Attention& c, const Rows& rows, const Keys& keys
 inline bool sees(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, int64_t j) {
     const int64_t t = rows.token(i);
     if (c.low) {
-        const int64_t at = rows.batch * c.bounds_batch + t, p = keys.position(j);
+        const int64_t at = first_query(c, rows, c.bounds_batch, 1) + t, p = keys.position(j);
         if (p < c.low[at] || p >= c.high[at]) return false;
     }
     return !c.keep || c.keep[rows.batch * c.keep_batch + rows.head(i) * c.keep_head +
@@ -105,7 +110,7 @@ inline int64_t difference(int64_t a, int64_t b) {
 inline void hide(const Attention& c, const Rows& rows, int64_t i, const Keys& keys, float* s) {
     for (int64_t j = 0; j < keys.absent; ++j) s[j] = kMinusInfinity;
     if (c.low) {
-        const int64_t at = rows.batch * c.bounds_batch + rows.token(i);
+        const int64_t at = first_query(c, rows, c.bounds_batch, 1) + rows.token(i);
         const int64_t low = c.low[at], high = c.high[at];
         if (keys.positions) {
             for (int64_t j = 0; j < keys.length; ++j)
@@ -125,7 +130,7 @@ inline void hide(const Attention& c, const Rows& rows, int64_t i, const Keys& ke
 }
 
 inline int64_t query_position(const Attention& c, const Rows& rows, int64_t i) {
-    return c.q_positions[rows.batch * c.q_positions_batch + rows.token(i)];
+    return c.q_positions[first_query(c, rows, c.q_positions_batch, 1) + rows.token(i)];
 }
 
 inline float distance(int64_t a, int64_t b) {

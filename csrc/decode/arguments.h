@@ -91,7 +91,10 @@ constexpr int kMaxCacheSegments = 6;  // segments of a cache: first tokens, code
 // A layer and a few tokens of every batch row: self-attention, attention to a context, feed-forward network.
 struct Step {
     Dtype dtype;
-    int64_t batch, tokens, rows;        // B, T, B · T
+    int64_t batch, tokens, rows;        // B, T, B · T; packed: T of the row that has the most, and those of all rows
+    bool packed;                        // x is [rows, E]: batch rows have numbers of tokens of their own
+    int64_t firsts[kMaxStepRows + 1];   // of B batch rows and the end: their first tokens among all
+    uint8_t batch_row[kMaxStepRows];    // of each token
     int64_t embed_dim, heads, kv_heads, key_dim, value_dim;  // as the cache has them
     const void* x;                      // [B, T, E] without gaps
     NormWeight attention_norm;
@@ -99,7 +102,7 @@ struct Step {
     NormWeight q_norm, k_norm;
     NormPlace norm_place;
     int64_t rotary;                     // features of a head that are rotated
-    const void *cos, *sin;              // [T, rotary], where rows are uneven [B, T, rotary]; or null
+    const void *cos, *sin;              // [T, rotary], where rows are uneven or packed [rows, rotary]; or null
     float clip;                         // queries, keys and values lie within ± this; infinity: they may be any
     LatentHeads latent;
     KVSegment cache[kMaxCacheSegments];             // in order; the last T tokens are not written yet
@@ -131,8 +134,19 @@ struct Step {
     Arena arena;                        // of step_bytes(step)
 };
 
+// Sets where the tokens of batch rows lie, of which `counts` has the numbers; null: T each.
+inline void place_rows(Step& s, const int64_t* counts) {
+    int64_t m = 0;
+    for (int64_t b = 0; b < s.batch; ++b) {
+        s.firsts[b] = m;
+        for (const int64_t end = m + (counts ? counts[b] : s.tokens); m < end; ++m) s.batch_row[m] = (uint8_t)b;
+    }
+    s.firsts[s.batch] = s.rows = m;
+}
+
 inline int64_t position_of(const Step& s, int64_t row) {
-    return (s.uneven ? s.starts[row / s.tokens] : s.position) + row % s.tokens;
+    const int64_t b = s.batch_row[row];
+    return (s.uneven ? s.starts[b] : s.position) + row - s.firsts[b];
 }
 
 inline int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -32,7 +32,7 @@ void product_with(const Step& s, const T* x, int64_t stride, int64_t in_features
 // Turns the first features of every head where they lie; rows are `stride` apart, heads `head`.
 template <class T>
 void apply_rope(const Step& s, T* x, int64_t stride, int64_t heads, int64_t head, T* turned, int threads) {
-    const int64_t dim = s.rotary, batch = s.uneven ? 1 : s.batch, tokens = s.rows / batch;
+    const int64_t dim = s.rotary, batch = s.uneven || s.packed ? 1 : s.batch, tokens = s.rows / batch;
     rotate(Rotation{s.dtype, x, batch, tokens, heads, dim, tokens * stride, stride, head, s.cos, s.sin, turned}, threads);
     for (int64_t m = 0; m < s.rows; ++m)
         for (int64_t h = 0; h < heads; ++h)
@@ -58,7 +58,7 @@ template <class T> void write_cache(const Step& s, const T* tokens, int64_t stri
     for (int64_t m = 0; m < s.rows; ++m)
         for (int64_t g = 0; g < G; ++g) {
             const T* row = tokens + m * stride;
-            const int64_t b = m / s.tokens, t = m % s.tokens;
+            const int64_t b = s.batch_row[m], t = m - s.firsts[b];
             __builtin_memcpy(place_of(s, b, t, g, false), row + g * D, D * sizeof(T));
             if (values) __builtin_memcpy(place_of(s, b, t, g, true), row + G * D + g * V, V * sizeof(T));
         }
@@ -162,7 +162,7 @@ inline void place_queries(const Step& s, Attention& c, Arena& arena) {
     for (int i = 0; i < c.count; ++i) c.segments[i].position = next, next += c.segments[i].length;
     if (!bounded && !s.slopes && !s.by_distance) return;
     int64_t *at = arena.take<int64_t>(s.rows), *low = arena.take<int64_t>(s.rows), *high = arena.take<int64_t>(s.rows);
-    const int64_t rows = s.uneven ? s.rows : s.tokens;
+    const int64_t rows = s.uneven || s.packed ? s.rows : s.tokens;
     for (int64_t m = 0; m < rows; ++m) {
         at[m] = position_of(s, m);
         low[m] = lowest(at[m]);
@@ -192,12 +192,17 @@ template <class T> Outcome attention_of(const Step& s, const T* x, float* fp32, 
     }
     c.slopes = s.slopes, c.rounded = s.rounded, c.by_distance = s.by_distance, c.farthest = s.farthest;
     place_queries(s, c, arena);
+    if (s.packed) c.firsts = s.firsts, c.batch_invariant = true;
     int64_t heads = s.heads * s.value_dim;
     T* out = arena.take<T>(s.rows * heads);
     c.out = (char*)out, c.out_batch = s.tokens * heads, c.out_head = s.value_dim, c.out_query = heads;
     if (s.sinks) c.lse = arena.take<float>(s.rows * s.heads);
     if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
-    if (s.sinks) sink(Sinks{s.dtype, s.batch, s.heads, s.tokens, s.value_dim, out, c.out_batch, c.out_head, c.out_query, c.lse, s.sinks, s.fp32_sinks}, threads);
+    if (s.sinks) {
+        Sinks joined{s.dtype, s.batch, s.heads, s.tokens, s.value_dim, out, c.out_batch, c.out_head, c.out_query, c.lse, s.sinks, s.fp32_sinks};
+        if (s.packed) joined.batch = s.rows, joined.queries = 1, joined.x_batch = heads;
+        sink(joined, threads);
+    }
     if (l.rank) {
         const int64_t H = s.heads, R = l.rank, V = l.value;
         T* values = arena.take<T>(s.rows * H * V);

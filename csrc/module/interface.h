@@ -41,7 +41,7 @@ namespace polyhead {
     X(tile_sums, code, threads, logs, first, sums) \
     X(head_product, code, threads, x, weight, summed, y) \
     X(layer, weights, form, watched) \
-    X(step, code, threads, x, guard, calls, starts, run, y) \
+    X(step, code, threads, x, guard, calls, starts, counts, run, y) \
     X(again, code, threads, x, guard, run, start, rotations, y) \
     X(gated, code, threads, gate, up, activation, y) \
     X(gated_gradients, code, threads, gate, up, activation, grad, grad_gate, grad_up) \

@@ -68,11 +68,33 @@ inline bool cache_from(PyObject* list, Step& s, Known* known) {
     return lacking <= 0 || wrong("segments: fewer exact tokens than are written");
 }
 
+// How many tokens every batch row has: those of x [B, T, E], or a list.
+inline bool counts_from(PyObject* list, const View& x, Step& s) {
+    if (list == Py_None) {
+        s.batch = x.size[0], s.tokens = x.size[1];
+        place_rows(s, nullptr);
+        return true;
+    }
+    const int64_t rows = x.size[0] * x.size[1];
+    int64_t counts[kMaxStepRows], total = 0;
+    s.packed = true, s.batch = PyList_Check(list) ? PyList_Size(list) : 0;
+    bool good = s.batch >= 1 && s.batch <= rows;
+    for (int64_t b = 0; good && b < s.batch; total += counts[b++]) {
+        counts[b] = PyLong_AsLongLong(PyList_GetItem(list, b));
+        if (PyErr_Occurred()) return false;
+        good = counts[b] >= 1 && counts[b] <= rows - total;
+        s.tokens = larger_of(s.tokens, counts[b]);
+    }
+    if (!good || total != rows) return wrong("counts must be tokens of every row, at least 1, which are those of x");
+    place_rows(s, counts);
+    return true;
+}
+
 // Where the first token of every row goes: one place for all, or a list.
 inline bool starts_from(PyObject* starts, Step& s) {
     if (!PyList_Check(starts)) {
         s.position = PyLong_AsLongLong(starts);
-        return !PyErr_Occurred();
+        return !PyErr_Occurred() && (s.rows == s.batch * s.tokens || wrong("starts must be one for every row, as counts differ"));
     }
     s.uneven = true;
     const KVSegment& only = s.cache[0];
@@ -81,7 +103,7 @@ inline bool starts_from(PyObject* starts, Step& s) {
     for (int64_t b = 0; b < s.batch; ++b) {
         s.starts[b] = PyLong_AsLongLong(PyList_GetItem(starts, b));
         if (PyErr_Occurred()) return false;
-        if (s.starts[b] < 0 || s.starts[b] > only.length - s.tokens) return wrong("starts must leave room for the tokens");
+        if (s.starts[b] < 0 || s.starts[b] > only.length - (s.firsts[b + 1] - s.firsts[b])) return wrong("starts must leave room for the tokens");
     }
     return true;
 }
@@ -98,7 +120,7 @@ inline bool memory_from(PyObject* tuple, Step& s) {
     View view;
     if (!view_of(k, "memory", view)) return false;
     const int64_t rows = view.dims == 4 ? view.size[0] : 0;
-    if (!c.q.weight || rows < 1 || s.batch % rows) return wrong("memory: sizes that do not go together");
+    if (!c.q.weight || rows < 1 || s.batch % rows || s.packed) return wrong("memory: sizes that do not go together");
     c.shared = s.batch / rows;
     if (!cache_segment_from(tuple, s, rows, c.kv_heads, c.key_dim, c.value_dim, c.memory)) return false;
     return (!c.memory.pages && !c.memory.coding.group && c.memory.v != c.memory.k) || wrong("memory: keys and values in rows");
@@ -164,10 +186,10 @@ class FusedLayers {
     bool is_valid() { return valid() == count_; }
 
     // Reads what the first layers are given, and the memory that they work in; false: an exception is set.
-    bool read(int64_t layers, PyObject* list, const View& x, PyObject* starts) {
+    bool read(int64_t layers, PyObject* list, const View& x, PyObject* starts, PyObject* counts) {
         repeatable_ = layers == count_;
         for (; read_ < layers; ++read_)
-            if (!read_layer(PyList_GetItem(list, read_), x, starts)) return false;
+            if (!read_layer(PyList_GetItem(list, read_), x, starts, counts)) return false;
         return true;
     }
 
@@ -206,7 +228,7 @@ class FusedLayers {
         for (int64_t i = 0; i < count_; ++i) {
             Layer& layer = layers_[i];
             Step& s = layer.step;
-            if (!takes(s, x) || x.size[0] != s.batch || x.size[1] != s.tokens || !has_room(layer, position)) return false;
+            if (!takes(s, x, false) || x.size[0] != s.batch || x.size[1] != s.tokens || !has_room(layer, position)) return false;
             s.position = position, s.cache[0].length = position + s.tokens;
             if (!has_temperatures(s) || !rotate_by(layer.rotation < 0 ? Rotary{} : rotations_[layer.rotation], x.kind, s)) return false;
         }
@@ -241,28 +263,27 @@ class FusedLayers {
         View cos, sin;
     };
 
-    static bool takes(const Step& s, const View& x) {
+    static bool takes(const Step& s, const View& x, bool packed) {
         return x.dims == 3 && x.kind == (int)s.dtype && x.is_dense_from(0) && x.size[0] >= 1 && x.size[1] >= 1 && x.size[0] <= kMaxStepRows &&
-               x.size[1] <= kMaxGemvRows && x.size[0] * x.size[1] <= kMaxStepRows && x.is(2, s.embed_dim);
+               x.size[1] <= (packed ? kMaxStepRows : kMaxGemvRows) && x.size[0] * x.size[1] <= kMaxStepRows && x.is(2, s.embed_dim);
     }
 
-    bool read_layer(PyObject* tuple, const View& x, PyObject* starts) {
+    bool read_layer(PyObject* tuple, const View& x, PyObject* starts, PyObject* counts) {
         using F = tuples::LayerCall;
         const Fields<F> f(tuple, "call");
         Layer& layer = layers_[read_];
         Step& s = layer.step = layer.data->step;
-        if (!takes(s, x)) {
+        if (!takes(s, x, counts != Py_None)) {
             PyErr_Format(PyExc_ValueError, "step takes up to %d tokens of a batch row and %d in all, of the layer's size and dtype",
                          kMaxGemvRows, kMaxStepRows);
             return false;
         }
-        s.batch = x.size[0], s.tokens = x.size[1], s.rows = s.batch * s.tokens;
-        if (!cache_from(f[F::segments], s, layer.data->cache) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) ||
+        if (!counts_from(counts, x, s) || !cache_from(f[F::segments], s, layer.data->cache) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) ||
             !memory_from(f[F::memory], s) || !rotation_from(f[F::rotation], x.kind, layer))
             return false;
         if (!has_temperatures(s)) return wrong("starts: positions that have no temperature");
         bytes_ = larger_of(bytes_, step_bytes(s));
-        repeatable_ = repeatable_ && f[F::by_distance] == Py_None && f[F::memory] == Py_None && !s.uneven && s.segments == 1 &&
+        repeatable_ = repeatable_ && f[F::by_distance] == Py_None && f[F::memory] == Py_None && !s.uneven && !s.packed && s.segments == 1 &&
                       !s.cache[0].pages && !s.cache[0].coding.group && s.cache[0].length == s.position + s.tokens;
         return true;
     }
@@ -306,7 +327,7 @@ class FusedLayers {
 
     static bool rotate_by(const Rotary& by, int kind, Step& s) {
         auto is_table = [&](const View& v) {
-            return v.kind == kind && v.numbers() == s.rotary * (s.uneven ? s.rows : s.tokens) && v.is_dense_from(0);
+            return v.kind == kind && v.numbers() == s.rotary * (s.uneven || s.packed ? s.rows : s.tokens) && v.is_dense_from(0);
         };
         if (s.rotary ? !is_table(by.cos) || !is_table(by.sin) : (bool)by.cos) return false;
         s.cos = by.cos.at, s.sin = by.sin.at;
@@ -376,7 +397,7 @@ inline PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const int64_t layers = is_unchanged(*classes) ? run->valid() : 0;
     if (!layers) return PyLong_FromLong(0);
     View x;
-    if (!view_of(a[A::x], "x", x) || !run->read(layers, a[A::calls], x, a[A::starts])) return nullptr;
+    if (!view_of(a[A::x], "x", x) || !run->read(layers, a[A::calls], x, a[A::starts], a[A::counts])) return nullptr;
     char* y = output_ptr(a[A::y], "y", x.size[0] * x.size[1] * x.size[2], x.kind);
     if (PyErr_Occurred()) return nullptr;
     const long done = run->compute(*a.code, x.at, y, a.threads);

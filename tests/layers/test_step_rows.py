@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -10,8 +12,10 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead import native
-from polyhead.caches import KeyValueCache
+from polyhead.caches import KeyValueCache, StoredCache
+from polyhead.caches.sizes import Latent, Paged
 from polyhead.config import (
+    ALiBiConfig,
     AttentionConfig,
     FeedForwardConfig,
     LatentAttentionConfig,
@@ -67,6 +71,32 @@ def _layer(
     return layer
 
 
+COUNTED: dict[str, tuple[LayerConfig, list[KeyValueCache]]] = {
+    "heads": (
+        LayerConfig(replace(HEADS, head_dim=32), FeedForwardConfig(83)),
+        [
+            ph.DenseCache(capacity=99),
+            ph.PagedCache(5),
+            ph.RingCache(40, spare=9),
+            ph.QuantizedCache(group=8, recent=40),
+        ],
+    ),
+    "sinks": (
+        LayerConfig(replace(HEADS, sinks=True, window=5), LAYERS["experts"][1].feed_forward),
+        [ph.DenseCache(capacity=99), ph.PagedCache(5), ph.RingCache(5, spare=9)],
+    ),
+    "biases": (
+        LayerConfig(AttentionConfig(6, 6, 16, alibi=ALiBiConfig()), FeedForwardConfig(83)),
+        [ph.DenseCache(capacity=99), ph.PagedCache(5)],
+    ),
+    "latent": (
+        LAYERS["latent"][1],
+        [ph.LatentCache(64, 16, capacity=99), StoredCache(Paged(5), Latent(64, 16))],
+    ),
+}
+"""Layers and caches of rows that have numbers of tokens of their own."""
+
+
 def _check_rows(layer: TransformerLayer, embed_dim: int, dtype: torch.dtype) -> None:
     own = layer.config.attention
     prompted: KeyValueCache = ph.DenseCache(capacity=16)
@@ -116,3 +146,45 @@ def test_so_has_a_row_that_meets_weights_in_blocks(code, dtype, int8, kinds) -> 
         setattr(module, name, quantized)
     with native.using(code), torch.no_grad():
         _check_rows(layer, 1024, dtype)
+
+
+@pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", COUNTED)
+def test_so_has_a_row_that_has_a_number_of_tokens_of_its_own(code, dtype, name) -> None:
+    config, caches = COUNTED[name]
+    given = [1] * 4, [6] * 4, [1, 5, 31, 2]
+    layer = _layer(96, config, dtype)
+    for seed, empty in enumerate(caches):
+        draw = random.Random(seed)
+        cache = empty.fork()
+        exact = type(cache) is not ph.QuantizedCache
+        uneven = type(cache) not in (ph.RingCache, ph.QuantizedCache)
+        with native.using(code), torch.no_grad(), ph.batch_invariant() if exact else nullcontext():
+            layer(torch.randn(4, 21, 96).to(dtype), mask=ph.Causal(), cache=cache)
+            if uneven:
+                cache.rollback([draw.randrange(12) for _ in range(4)])
+            for counts in given if exact else given[:1]:
+                if uneven or len({*counts}) == 1:
+                    tokens = torch.randn(1, sum(counts), 96).to(dtype)
+                    _check_counts(layer, cache, counts, tokens)
+
+
+def _check_counts(
+    layer: TransformerLayer, cache: KeyValueCache, counts: list[int], x: Tensor
+) -> None:
+    """One call has the bits of a call for every token of every row; the cache goes on."""
+    alone = []
+    for row, tokens in enumerate(x.split(counts, dim=1)):
+        own = cache.fork()
+        own.reorder([row])
+        for t in range(counts[row]):
+            made = decode_plan.step(layer, tokens[:, t : t + 1], LayerArgs(ph.Causal(), None, own))
+            assert made is not None
+            alone.append(made[0])
+    before, plan = cache.lengths, decode_plan.plan_for(cache, [layer])
+    parts = [(layer, None, cache, None)]
+    found, whole, _ = decode_plan.steps(parts, x, ph.Causal(), plan=plan, counts=counts)
+    assert whole == 1
+    assert torch.equal(found, torch.cat(alone, dim=1)), counts
+    assert cache.lengths == [n + more for n, more in zip(before, counts, strict=True)]

@@ -158,6 +158,40 @@ def test_last_gives_the_last_rows_of_all():
             decoder(ids, last=0)
 
 
+def test_rows_take_numbers_of_tokens_of_their_own():
+    decoder, ids, prompts = model(), some_ids(1, 9), some_ids(3, 4)
+    with torch.no_grad():
+        for counts in ([2, 6, 1], [3, 3, 3]):
+            cache = decoder.new_cache()
+            decoder(prompts, cache=cache)
+            found = decoder(ids, cache=cache, counts=counts)
+            assert cache.lengths == [4 + count for count in counts]
+            for row, tokens in enumerate(ids.split(counts, dim=1)):
+                whole = decoder(torch.cat((prompts[row : row + 1], tokens), dim=1))
+                part = found.split(counts, dim=1)[row]
+                torch.testing.assert_close(part, whole[:, 4:])
+        fresh = decoder.new_cache()
+        torch.testing.assert_close(decoder(ids, cache=fresh, counts=[9]), decoder(ids))
+
+
+def test_numbers_of_tokens_that_cannot_be_are_refused_by_name():
+    decoder, ids = model(), some_ids(1, 9)
+    cache = decoder.new_cache()
+    with torch.no_grad():
+        decoder(some_ids(3, 4), cache=cache)
+    for words, ids_, options in (
+        ("2 counts, 9 in all, for 3 rows", ids, {"counts": [4, 5]}),
+        ("3 counts, 8 in all", ids, {"counts": [4, 3, 1]}),
+        (r"ids \[3, 3\]", some_ids(3, 3), {"counts": [3, 3, 3]}),
+        ("counts must be a whole number of at least 1", ids, {"counts": [9, 0, 0]}),
+        ("counts and last do not go together", ids, {"counts": [4, 4, 1], "last": 1}),
+        ("counts are rows of a decoder's cache", ids, {"counts": [9], "cache": None}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            decoder(ids_, **{"cache": cache, **options})
+    assert cache.lengths == [4, 4, 4]
+
+
 def test_a_decoder_is_causal_and_an_encoder_is_not():
     ids = some_ids(1, 10)
     changed = ids.clone()

@@ -204,6 +204,50 @@ def test_guesses_save_steps_and_change_nothing(model: ph.LanguageModel) -> None:
     assert steps[1] < steps[0] - right // 4
 
 
+def test_the_rest_of_a_prompt_is_read_beside_rows_that_decode(
+    model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[Any] = []
+    call = model.transformer.hidden_states
+    monkeypatch.setattr(
+        model.transformer,
+        "hidden_states",
+        lambda ids, **options: (
+            sizes.append(options.get("counts") or [*ids.shape]) or call(ids, **options)
+        ),
+    )
+    engine = Engine(model, max_tokens=800, prompt_chunk=80)
+    first = {"prompt": "ab", "max_new_tokens": 30, "logprobs": 1, "temperature": 1.0, "seed": 1}
+    other = {**first, "prompt": "x" * 63, "seed": 2}
+    longer = {**first, "prompt": "y" * 120, "seed": 3}
+    found = [engine.submit(**first)]
+    for _ in range(3):
+        engine.step()
+    sizes.clear()
+    found += [engine.submit(**each) for each in (other, longer, first)]
+    rounds: list[list[Any]] = []
+    for _ in range(4):
+        engine.step()
+        rounds.append([*sizes])
+        sizes.clear()
+    assert rounds[0] == [[1, 63], [1, 17]]  # what does not fit beside them: apart, in chunks
+    assert rounds[1] == [[2, 1], [1, 80]]
+    assert rounds[2] == [[1, 1, 23, 2]]
+    assert rounds[3] == [[4, 1]]
+    assert engine.stats.prompt_tokens == 2 + 63 + 120 + 2
+    while engine.step():
+        pass
+    made = [request.result(0) for request in found]
+    for each, asked in zip(made, (first, other, longer, first), strict=True):
+        single = alone(model, asked)
+        assert (each.ids, each.logprobs) == (single.ids, single.logprobs)
+    again = engine.submit(**longer)
+    while engine.step():
+        pass
+    assert again.result(0).cached_tokens == 112  # of a prompt that was read beside others
+    assert pages_back(engine)
+
+
 def test_guesses_are_refused_by_name_where_they_cannot_be(model: ph.LanguageModel) -> None:
     with pytest.raises(ValueError, match=r"lookup_tokens must be .*7: got 8"):
         Engine(model, max_tokens=64, lookup_tokens=8)
@@ -263,6 +307,31 @@ def test_a_step_that_fails_ends_one_request(model: ph.LanguageModel) -> None:
     assert isinstance(made[2].error, MemoryError)
     with ph.batch_invariant():
         assert made[0].ids == model.generate("a", max_new_tokens=8).ids
+    assert pages_back(engine)
+
+
+def test_a_step_that_fails_keeps_the_other_prompts_that_it_would_have_read(
+    model: ph.LanguageModel,
+) -> None:
+    engine = Engine(model, max_tokens=512)
+    found = [engine.submit("a", max_new_tokens=12)]
+    engine.step()
+    engine.step()
+    found += [engine.submit(text, max_new_tokens=8) for text in ("bbbb", "ccc")]
+
+    def refused(module: Any, inputs: Any) -> None:
+        hook.remove()
+        raise MemoryError("no memory")
+
+    hook = model.transformer.layers[1].register_forward_pre_hook(refused)
+    engine.step()
+    assert engine.stats.prompt_tokens == 1  # none of the two
+    while engine.step():
+        pass
+    made = [request.result(0) for request in found]
+    assert [each.finish_reason for each in made] == ["length", "length", "error"]
+    with ph.batch_invariant():
+        assert made[1].ids == model.generate("bbbb", max_new_tokens=8).ids
     assert pages_back(engine)
 
 

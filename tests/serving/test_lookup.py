@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyhead.serving.lookup import CREDIT, WORTH, Lookup, width
+from polyhead.serving.lookup import CREDIT, WORTH, Lookup
 
 
 def test_the_guess_is_what_followed_the_same_tokens_last() -> None:
@@ -32,12 +32,3 @@ def test_guesses_that_pay_go_on() -> None:
     for _ in range(3 * CREDIT):
         assert len(lookup.guess(ids, 4)) == 4
         lookup.count(WORTH, 1)
-
-
-def test_a_step_is_as_wide_as_half_of_its_rows_guess() -> None:
-    assert width([[], []], 7) == 0
-    assert width([[1, 2, 3]], 7) == 3
-    assert width([[1, 2, 3], []], 7) == 3
-    assert width([[1, 2, 3], [], []], 7) == 0
-    assert width([[1, 2, 3], [1], []], 7) == 2
-    assert width([[1, 2, 3]], 2) == 2

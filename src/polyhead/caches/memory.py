@@ -67,12 +67,12 @@ class Memory(ABC):
     def put(self, rows: Sequence[int] | None, start: int, records: Sequence[Tensor]) -> None:
         """Makes room for units from ``start`` on and writes them; counts nothing."""
 
-    def count(self, rows: Sequence[int] | None, units: int) -> None:
-        """Counts units that ``put``, or the caller, writes."""
+    def count(self, rows: Sequence[int] | None, units: int | Sequence[int]) -> None:
+        """Counts units that ``put``, or the caller, writes; in each of the rows, or of each."""
         stops, limit = [*self.stops], self.store.limit
         touched = range(len(stops)) if rows is None else rows
-        for row in touched:
-            stops[row] += units
+        for row, more in zip(touched, _each(units, len(touched)), strict=True):
+            stops[row] += more
         if limit is not None:
             firsts = [*self.firsts]
             for row in touched:
@@ -260,6 +260,10 @@ class Rows(Memory):
                 self.tensors[i] = tensor.index_select(0, index)
         self.stops = [self.stops[row] for row in rows]
         self.firsts = [self.firsts[row] for row in rows]
+
+
+def _each(units: int | Sequence[int], rows: int) -> Sequence[int]:
+    return [units] * rows if isinstance(units, int) else units
 
 
 def with_one(counts: list[int], row: int, count: int) -> list[int]:

@@ -73,7 +73,7 @@ class Pages(Memory):
         count, page = records[0].shape[2], self.pool.page
         if not count:
             return
-        self._own(dict.fromkeys(touched, start), count)
+        self._own(dict.fromkeys(touched, range(start, start + count)))
         unit, first = torch.arange(start, start + count, device=self.device), start // page
         if self.device.type in WITHOUT_INDEX:
             pages = torch.tensor([self.table[row][first:] for row in touched], device="cpu")
@@ -88,8 +88,8 @@ class Pages(Memory):
     def append_to_each(self, records: Sequence[Tensor]) -> None:
         """Appends ``[B, heads, n, width]`` per field in one write; rows may differ in length."""
         count, page = records[0].shape[2], self.pool.page
-        self._own(dict(enumerate(self.stops)), count)
         units = [range(stop, stop + count) for stop in self.stops]
+        self._own(dict(enumerate(units)))
         pages = [[row[n // page] for n in new] for row, new in zip(self.table, units, strict=True)]
         where = torch.tensor(pages), torch.tensor([[n % page for n in new] for new in units])
         for tensor, record in zip(self.tensors, records, strict=True):
@@ -97,44 +97,45 @@ class Pages(Memory):
         self.count(None, count)
 
     @locked
-    def reserve_slots(self, count: int) -> bool:
-        """Counts units in every row, in pages of its own, that the caller is going to write.
+    def reserve_slots(self, counts: Sequence[int]) -> bool:
+        """Counts units of every row, in pages of its own, that the caller is going to write.
 
         Nobody moves the pages before the caller says ``pool.end_writing()``.
 
         Returns:
             False, and nothing is counted, where other threads would have to be waited for.
         """
-        starts = dict(enumerate(self.stops))
-        if not self.pool.begin_writing(self._taken(starts, count)):
+        rows = enumerate(zip(self.stops, counts, strict=True))
+        new = {row: range(stop, stop + count) for row, (stop, count) in rows}
+        if not self.pool.begin_writing(self._taken(new)):
             return False
-        self._own(starts, count)
-        self.count(None, count)
+        self._own(new)
+        self.count(None, counts)
         return True
 
     def as_views(self) -> list[Tensor]:
         """``[pages, heads, P, width]`` per field, views."""
         return self.pool.as_views()[: len(self.store.fields)]
 
-    def _taken(self, starts: Mapping[int, int], count: int) -> int:
+    def _taken(self, new: Mapping[int, range]) -> int:
         """Pages that ``_own`` takes."""
         fresh, begun = 0, Counter[int]()
-        for row, start in starts.items():
-            fresh += max(0, self.store.pages(start + count) - len(self.table[row]))
-            if start % self.pool.page:
+        for row, units in new.items():
+            fresh += max(0, self.store.pages(units.stop) - len(self.table[row]))
+            if units.start % self.pool.page:
                 begun[self.table[row][-1]] += 1
         # The last row of all that point to a page keeps it.
         return fresh + sum(min(n, self.pool.references[page] - 1) for page, n in begun.items())
 
-    def _own(self, starts: Mapping[int, int], count: int) -> None:
-        """Pages for units of some rows, from their starts on, that no other sequence uses."""
-        self.pool.reserve(self._taken(starts, count))
-        for row, start in starts.items():
+    def _own(self, new: Mapping[int, range]) -> None:
+        """Pages for units of some rows that no other sequence uses."""
+        self.pool.reserve(self._taken(new))
+        for row, units in new.items():
             pages = self.table[row]
-            if start % self.pool.page and self.pool.references[pages[-1]] > 1:
+            if units.start % self.pool.page and self.pool.references[pages[-1]] > 1:
                 pages[-1] = self.pool.own(pages[-1])
                 self._index = None
-            while len(pages) < self.store.pages(start + count):
+            while len(pages) < self.store.pages(units.stop):
                 pages.append(self.pool.take())
                 self._index = None
 

@@ -8,6 +8,7 @@ Shape letters: B batch, G kv heads, D key size, V value size, P units in a page.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -53,17 +54,23 @@ class Undo(NamedTuple):
         memory.stops, memory.firsts = stops, firsts
 
 
-def reserve_slots(contents: LayerKV, count: int, window: int | None = None) -> Reserved | None:
+def reserve_slots(
+    contents: LayerKV, count: int | Sequence[int], window: int | None = None
+) -> Reserved | None:
     """Counts ``count`` more tokens in every row.
 
     Args:
         contents: What the cache holds; its rows may differ in length.
-        count: Number of tokens to reserve in every row.
+        count: Number of tokens to reserve in every row, or in each.
         window: Tokens that the new one sees, itself included, where ``held`` is to begin with them.
 
     Returns:
         None, and nothing is counted, unless ``append`` would only write.
     """
+    if not isinstance(count, int):
+        if min(count) < max(count):
+            return _reserve_elsewhere(contents, count)
+        count = count[0]
     rows = contents.exact
     if (
         rows is not None and window is None and not torch.is_grad_enabled()
@@ -84,7 +91,7 @@ def reserve_slots(contents: LayerKV, count: int, window: int | None = None) -> R
             return Reserved([(tensors[0], v, 0, stop, None, None)], before)
     rows = contents.with_room(count, latents=True, wrap=True)
     if rows is None:
-        return _reserve_elsewhere(contents, count)
+        return _reserve_elsewhere(contents, [count] * contents.shape.batch)
     before = Undo(rows, rows.stops, rows.firsts)
     rows.count(None, count)
     stop = rows.stops[0]
@@ -126,24 +133,26 @@ def _in_rows(rows: Rows, first: int, stop: int) -> list[KVSegment]:
     return [(k, v, span.address, span.length, None, None) for span in rows.spans(first, stop)]
 
 
-def _reserve_elsewhere(contents: LayerKV, count: int) -> Reserved | None:
-    """In pages, in rows of different lengths, or beside codes."""
+def _reserve_elsewhere(contents: LayerKV, counts: Sequence[int]) -> Reserved | None:
+    """In pages, in rows that differ in length or in new tokens, or beside codes."""
     if torch.is_grad_enabled() or contents.has_positions:
         return None
     if isinstance(contents.storage, Quantized):
-        return _reserve_in_tail(contents, count, contents.storage) if contents.even else None
+        if not contents.even or min(counts) < max(counts):
+            return None
+        return _reserve_in_tail(contents, counts[0], contents.storage)
     memory = contents.main
     before = Undo(memory, memory.stops, memory.firsts)
-    stop = max(memory.stops) + count
+    stop = max(length + count for length, count in zip(memory.stops, counts, strict=True))
     if isinstance(memory, Pages):
-        if not memory.reserve_slots(count):
+        if not memory.reserve_slots(counts):
             return None
         k, *more = memory.as_views()
         table = memory.page_index()
         return Reserved([(k, more[0] if more else None, 0, stop, table, None)], before)
     if type(contents.layout) is not Dense or stop > memory.capacity:
         return None
-    memory.count(None, count)
+    memory.count(None, counts)
     k, *more = memory.tensors
     return Reserved([(k, more[0] if more else None, 0, stop, None, None)], before)
 

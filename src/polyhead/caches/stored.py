@@ -247,7 +247,10 @@ class StoredCache(KeyValueCache):
         self._lengths = with_one(self._lengths, row, length)
 
     def reserve_slots(
-        self, shape: tuple[Any, ...] | None, count: int, window: int | None = None
+        self,
+        shape: tuple[Any, ...] | None,
+        count: int | Sequence[int],
+        window: int | None = None,
     ) -> list[KVSegment] | None:
         """Reserves slots for more tokens in every row; the caller writes their keys and values.
 
@@ -255,7 +258,7 @@ class StoredCache(KeyValueCache):
 
         Args:
             shape: What the caller is going to write, the fields of ``Shape``; None: what is held.
-            count: Tokens for each row.
+            count: Tokens for every row, or for each.
             window: As in ``reserved.reserve_slots``.
 
         Returns:
@@ -271,7 +274,8 @@ class StoredCache(KeyValueCache):
             self.in_use.afterwards(found.before.memory.pool.end_writing)
         # Without ``held``: its tensors would stay alive when these rows grow.
         self._undo = found.before, self._lengths
-        self._lengths = [length + count for length in self._lengths]
+        counts = [count] * len(self._lengths) if isinstance(count, int) else count
+        self._lengths = [n + more for n, more in zip(self._lengths, counts, strict=True)]
         return found.held
 
     def release_slots(self) -> None:

@@ -123,6 +123,12 @@ class DecodePlan:
         """Classes that are not as they were defined."""
         return self._changed
 
+    @property
+    def is_native(self) -> bool:
+        """Whether native code takes every layer to its end, as far as is known."""
+        known = [planned.known for planned in self._planned]
+        return all(each and each.last == NETWORK and not each.has_hooks for each in known)
+
     def __getitem__(self, index: int) -> PlannedLayer:
         return self._planned[index]
 
@@ -203,6 +209,7 @@ def steps(
     *,
     plan: DecodePlan,
     first: int = 0,
+    counts: list[int] | None = None,
 ) -> tuple[Tensor, int, int]:
     """``x`` behind as many of the layers from ``first`` on as one native call computes.
 
@@ -216,17 +223,19 @@ def steps(
         context_mask: Who may look at which tokens of it.
         plan: Of the layers.
         first: The first of them to compute.
+        counts: Tokens of each row, where x is ``[1, N, E]``; None: T of each.
 
     Returns:
         ``[B, T, E]`` with the bits of the layers one after the other, how many they are, and the
         last part that was computed of the next layer.
     """
-    if (code := _code_for(x, mask)) is None:
+    if (code := _code_for(x, mask, packed=counts is not None)) is None:
         return x, 0, 0
-    if not first and context is None and (found := plan.repeated(code, parts, x)) is not None:
+    ordinary = not first and context is None and counts is None
+    if ordinary and (found := plan.repeated(code, parts, x)) is not None:
         y, done = found
         return y, *divmod(done, NETWORK)
-    return _stepped(code, plan, first, parts, x, mask, context, context_mask)
+    return _stepped(code, plan, first, parts, x, mask, context, context_mask, counts)
 
 
 def _stepped(
@@ -238,12 +247,13 @@ def _stepped(
     mask: Mask | None,
     context: Tensor | None,
     context_mask: Mask | None,
+    counts: list[int] | None = None,
     *,
     alone: bool = False,
 ) -> tuple[Tensor, int, int]:
     for _ in range(2):  # a layer that has changed is described again
         guard, changed = plan.guard(code), plan.changed
-        with FusedLayers(code, x, mask, context, context_mask) as run:
+        with FusedLayers(code, x, mask, context, context_mask, counts) as run:
             for index in range(first, len(parts)):
                 layer, bias, cache, context_cache = parts[index]
                 planned = plan[index]
@@ -269,13 +279,13 @@ def _stepped(
     return x, 0, 0
 
 
-def _code_for(x: Tensor, mask: Mask | None) -> Code | None:
+def _code_for(x: Tensor, mask: Mask | None, *, packed: bool = False) -> Code | None:
     """Native code for steps, if x is a few tokens of every batch row that a step knows to mask."""
     code, shape = code_for(x), x.shape  # first: under tracing, a comparison fixes a length
     if (
         code is None
         or len(shape) != 3
-        or shape[1] > MAX_GEMV_ROWS
+        or (shape[1] > MAX_GEMV_ROWS and not packed)
         or shape[0] * shape[1] > MAX_STEP_ROWS
         or not (mask is None or type(mask) is Causal)
         or not x.is_contiguous()

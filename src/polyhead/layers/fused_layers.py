@@ -6,6 +6,7 @@ Shape letters: B batch, E embed size, T tokens.
 from __future__ import annotations
 
 import weakref
+from operator import add
 from typing import Self, TypeGuard
 
 import torch
@@ -89,13 +90,19 @@ class PlannedLayer:
         self.known = self._refused = self._fitting = None
 
     def reserve_slots(
-        self, known: NativeLayer, cache: StoredCache, x: Tensor, count: int, window: int | None
+        self,
+        known: NativeLayer,
+        cache: StoredCache,
+        x: Tensor,
+        batch: int,
+        count: int | list[int],
+        window: int | None,
     ) -> list[KVSegment] | None:
         """``StoredCache.reserve_slots``, if the cache holds what the layer writes."""
         contents, shape = cache._contents, None
         fitting = None if self._fitting is None else self._fitting()
-        if contents is None or contents is not fitting or contents.shape.batch != x.shape[0]:
-            shape = (x.shape[0], *known.heads[1:4], x.dtype, x.device)
+        if contents is None or contents is not fitting or contents.shape.batch != batch:
+            shape = (batch, *known.heads[1:4], x.dtype, x.device)
         held = cache.reserve_slots(shape, count, window)
         if shape is not None and held is not None:
             self._fitting = weakref.ref(contents)
@@ -118,8 +125,15 @@ class FusedLayers:
         mask: Mask | None,
         context: Tensor | None,
         context_mask: Mask | None,
+        counts: list[int] | None = None,
     ) -> None:
-        self._code, self._x, self._count = code, x, x.shape[1]
+        self._code, self._x = code, x
+        self._batch, self._count = x.shape[:2]
+        if counts is None and self._count > 1 and batch_invariant.is_enabled():
+            counts = [self._count] * self._batch
+        if counts is not None:
+            self._batch, self._count = len(counts), max(counts)
+        self._counts = counts
         self._mask, self._context, self._context_mask = mask, context, context_mask
         self._layers: list[tuple[PlannedLayer, NativeLayer]] = []
         self._calls: list[LayerCall] = []
@@ -127,7 +141,7 @@ class FusedLayers:
         self._locked: list[StoredCache] = []
         self._written = 0
         self._lengths: list[int] = []
-        self._longest = 0
+        self._longest = 0  # with the new tokens
         self._starts: int | list[int] = 0
         self._rotations: dict[tuple[int, int, int], tuple[Tensor, Tensor]] = {}
         self.is_complete = True
@@ -154,8 +168,8 @@ class FusedLayers:
             return False
         lengths, T = cache._lengths, self._count
         if not self._calls:
-            self._lengths, self._starts = lengths, _starts(lengths)
-            self._longest = max(lengths, default=0)
+            if not self._begins(lengths):
+                return False
         elif lengths != self._lengths:
             return False
         starts, by_distance, rotation, memory = self._starts, None, None, None
@@ -164,11 +178,13 @@ class FusedLayers:
                 return False
         elif starts < known.min_cached:
             return False  # keys and values of few tokens are made, and no queries for the latent
-        if self._longest + T > known.max_position:
+        if self._longest > known.max_position:
             return False  # queries beyond have no temperature that was computed
         if bias is not None and (by_distance := _by_distance(known, bias)) is None:
             return False
         if known.cross is not None:
+            if self._counts is not None:
+                return False
             memory = self._memory(known.cross, context_cache)
         rope = known.rope
         if rope is not None:
@@ -177,13 +193,14 @@ class FusedLayers:
                 if rope.config is not known.rope_config or not ROPE.is_exact(rope):
                     planned.forget()
                     return False
-                rotation = rope.tables_at(self._x, starts, T, known.heads.rotary)
+                rotation = rope.tables_at(self._x, starts, self._counts or T, known.heads.rotary)
                 self._rotations[key] = rotation
         # A ring is read from what a single token sees on, as the kernel does.
         seen = known.window if T == 1 and type(cache.layout) is Ring else None
         cache.in_use.__enter__()
         self._locked.append(cache)
-        held = planned.reserve_slots(known, cache, self._x, T, seen)
+        more = self._counts or T
+        held = planned.reserve_slots(known, cache, self._x, self._batch, more, seen)
         if held is None:
             return False
         self._caches.append(cache)
@@ -203,6 +220,7 @@ class FusedLayers:
         return (
             self.is_complete
             and self._count == 1
+            and self._counts is None
             and self._context is None
             and not isinstance(self._starts, list)
             and all(by_distance is None for *_, by_distance, _ in self._calls)
@@ -218,7 +236,7 @@ class FusedLayers:
         self._written = len(self._calls)  # some of it, if memory runs out
         try:
             run = None if repeated is None else repeated.run
-            y, done = self._code.step(self._x, guard, self._calls, self._starts, run)
+            y, done = self._code.step(self._x, guard, self._calls, self._starts, run, self._counts)
         except ValueError:  # before anything was computed
             self._written = 0
             raise
@@ -233,16 +251,26 @@ class FusedLayers:
             repeated.keep(self._x, guard, (known for _, known in self._layers), self._caches)
         return (y, done) if done else (self._x, 0)
 
+    def _begins(self, lengths: list[int]) -> bool:
+        """Takes the lengths of the first layer's cache; False if they are not those of the rows."""
+        counts = self._counts
+        self._lengths, self._starts = lengths, _starts(lengths)
+        if counts is None:
+            self._longest = max(lengths, default=0) + self._count
+            return True
+        if len(lengths) != len(counts):
+            return False
+        if min(counts) < self._count:
+            self._starts = lengths
+        self._longest = max(map(add, lengths, counts))
+        return True
+
     def _sees_itself(self, known: NativeLayer, count: int) -> bool:
         """Whether native code knows what several tokens, or rows of other lengths, see."""
-        starts = self._starts
         if type(self._mask) is not Causal or count > known.max_tokens:
             return False
-        if count > 1 and batch_invariant.is_enabled():
-            return False
-        if known.latent is not None:
-            keys = count + (starts if isinstance(starts, int) else max(starts))
-            way = known.latent.choose(len(self._lengths), count, keys)
+        if known.latent is not None and not batch_invariant.is_enabled():
+            way = known.latent.choose(len(self._lengths), count, self._longest)
             return way == "absorbed"
         return True
 

@@ -50,7 +50,7 @@ from polyhead.layers.positions import RoPE
 from polyhead.native import Code, Heads, LayerForm, LayerWeights
 from polyhead.native.arguments import (
     DTYPES,
-    MAX_GEMV_ROWS,
+    MAX_STEP_ROWS,
     NORM_PLACES,
     PARALLEL,
     Cross,
@@ -251,7 +251,7 @@ def export_layer(
         window=window,
         max_position=max_position,
         min_cached=absorbed_from - 1,
-        max_tokens=MAX_GEMV_ROWS if capacity is None else capacity,
+        max_tokens=MAX_STEP_ROWS if capacity is None else capacity,
         embed_dim=x.shape[2],
         dtype=x.dtype,
         hooked=tuple(

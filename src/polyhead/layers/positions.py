@@ -25,6 +25,7 @@ from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.frequencies import inverse_frequencies, regime
+from polyhead.layers.packed import following
 from polyhead.native import batch_invariant
 from polyhead.semantics.tokens import GraphCapture, active_capture, is_traced, is_tracing
 
@@ -155,24 +156,30 @@ class RoPE:
         return self._angles(positions, self._rotated_dim(head_dim), length, dtype)
 
     def tables_at(
-        self, x: Tensor, starts: int | list[int], count: int, head_dim: int
+        self, x: Tensor, starts: int | list[int], count: int | list[int], head_dim: int
     ) -> tuple[Tensor, Tensor]:
         """cos and signed sin of ``count`` positions, as ``Code.rotate`` takes them.
 
         Args:
             x: Tensor whose dtype and device the tables shall have.
             starts: Position of the first token; or that of every row's first.
-            count: Tokens of a row.
+            count: Tokens of every row; or of each, and the tables are of all, one after the other.
             head_dim: D, all of which is rotated.
         """
         last = self._last  # all layers of a model ask for the same tokens one after another
         first = starts if isinstance(starts, int) else tuple(starts)
-        key = first, count, 2, head_dim, x.dtype, x.device, batch_invariant.is_enabled()
+        counts = count if isinstance(count, int) else tuple(count)
+        key = first, counts, 2, head_dim, x.dtype, x.device, batch_invariant.is_enabled()
         if last is not None and last[0] == key:
             return last[1]
-        if isinstance(starts, int):
+        if not isinstance(count, int):
+            firsts = [starts] * len(count) if isinstance(starts, int) else starts
+            positions = torch.tensor(following(firsts, count), device="cpu")
+        elif isinstance(starts, int):
             return self._rotation(x, starts, count, 2, head_dim)
-        positions = torch.tensor(starts, device="cpu")[:, None] + torch.arange(count, device="cpu")
+        else:
+            new = torch.arange(count, device="cpu")
+            positions = torch.tensor(starts, device="cpu")[:, None] + new
         rotation = self._computed(positions, head_dim, x.dtype)
         self._last = key, rotation
         return rotation

@@ -18,6 +18,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.layers.decode_plan import DecodePlan, steps
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.handed import Handed
+from polyhead.layers.packed import PackedRows
 from polyhead.layers.positions import RoPE
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.semantics import Mask, RelativeBias
@@ -104,6 +105,7 @@ def run_layers(
     recompute: bool = False,
     plan: DecodePlan | None = None,
     handed: Handed | None = None,
+    rows: PackedRows | None = None,
 ) -> Tensor:
     """``x`` behind all layers: those that can take a step together in one call, others alone.
 
@@ -122,13 +124,17 @@ def run_layers(
         recompute: Whether what layers without a cache compute is computed again for gradients.
         plan: How they take a few tokens together; None: they do not.
         handed: What the embedding hands on, where it does.
+        rows: Of ``x [1, N, E]``, and without ``positions``; None: T tokens each.
     """
+    counts = None if rows is None else rows.counts
     together = plan is not None and positions is None and kernel in ("auto", "native")
     parts = [*zip(layers, biases, caches, context_caches, strict=True)]
     at = part = 0
     while at < len(parts):
         if together and plan is not None:
-            x, whole, part = steps(parts, x, mask, context, context_mask, plan=plan, first=at)
+            x, whole, part = steps(
+                parts, x, mask, context, context_mask, plan=plan, first=at, counts=counts
+            )
             at += whole
         if at < len(parts):
             layer, bias, cache, context_cache = parts[at]
@@ -136,7 +142,7 @@ def run_layers(
                 "mask": mask,
                 "context_mask": context_mask,
                 "bias": bias,
-                "positions": positions,
+                "positions": positions if rows is None else rows.padded_positions,
                 "cache": cache,
                 "context_cache": context_cache,
                 "kernel": kernel,
@@ -144,12 +150,16 @@ def run_layers(
             if isinstance(layer, TransformerLayer) and layer.takes_handed:
                 handed = Handed(at) if handed is None else handed.at(at)
                 call["handed"] = handed
+            if rows is not None:
+                x = rows.padded(x)
             if part and isinstance(layer, TransformerLayer):
                 x = layer.forward_from(x, part, context, **call)
             elif recompute and cache is None and torch.is_grad_enabled():
                 x = checkpoint(layer, x, context, use_reentrant=False, **call)
             else:
                 x = layer(x, context, **call)
+            if rows is not None:
+                x = rows.packed(x)
             at += 1
     return x
 

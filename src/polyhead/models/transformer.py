@@ -10,6 +10,7 @@ Shape letters: B batch, T tokens, S tokens of the encoder, E embed size, W vocab
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 
@@ -26,6 +27,7 @@ from polyhead.layers.fixed import Fixed
 from polyhead.layers.handed import EMBEDDING, Handed
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
+from polyhead.layers.packed import PackedRows
 from polyhead.layers.per_layer import PerLayerEmbedding
 from polyhead.layers.positions import RoPE
 from polyhead.layers.quantized import QuantizedMatrix
@@ -34,7 +36,14 @@ from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, TaskHead, lengths_of
 from polyhead.models.initial import draw_weights
-from polyhead.models.inputs import check_cache, check_caching, check_call, check_encoder_call, sent
+from polyhead.models.inputs import (
+    check_cache,
+    check_caching,
+    check_call,
+    check_counts,
+    check_encoder_call,
+    sent,
+)
 from polyhead.models.observation import Observation, observe
 from polyhead.models.stack import biases, relative_table, run_layers, stack
 from polyhead.semantics import Causal, Mask
@@ -130,6 +139,7 @@ class Transformer(Fixed):
         encoder_hidden: Tensor | None = None,
         encoder_mask: Mask | None = None,
         last: int | None = None,
+        counts: Sequence[int] | None = None,
         kernel: str = "auto",
     ) -> Tensor:
         """Logits of every token, the output of ``config.task``, or without either hidden states.
@@ -151,6 +161,9 @@ class Transformer(Fixed):
             encoder_hidden: ``[B, S, E]``.
             encoder_mask: Which of the encoder's tokens may be looked at, by the encoder too.
             last: Logits for the last so many tokens only; default all.
+            counts: Tokens of each row of the cache, at least 1, where ``ids [1, N]`` are those of
+                one row after the other. Up to 64 of them are one native step, in which a row has
+                the bits that it has alone. Default: T of each.
             kernel: ``"auto"`` or the name of a kernel.
 
         Returns:
@@ -171,6 +184,7 @@ class Transformer(Fixed):
             encoder_hidden=encoder_hidden,
             encoder_mask=encoder_mask,
             last=last,
+            counts=counts,
             kernel=kernel,
         )
         if self.task is not None:
@@ -191,6 +205,7 @@ class Transformer(Fixed):
         encoder_hidden: Tensor | None = None,
         encoder_mask: Mask | None = None,
         last: int | None = None,
+        counts: Sequence[int] | None = None,
         kernel: str = "auto",
     ) -> Tensor:
         """What ``logits`` needs, ``[B, T or last, E]``; takes the arguments of a call."""
@@ -198,8 +213,14 @@ class Transformer(Fixed):
         if cache is not None:
             check_cache(cache)
             start, before = cache.length, cache.lengths
-            if positions is None:
+            if positions is None and counts is None:
                 positions = ragged_positions(cache.layers[0], ids)
+        rows = None
+        if counts is not None:
+            beside = positions, segments, mask, last
+            lengths = check_counts(self.config, ids, counts, cache, beside)
+            rows = PackedRows(counts, lengths, self.embedding.like.device)
+            positions = rows.positions
         check_call(self.config, ids, positions, start, cache, last)
         ids = sent(ids, self.embedding.like.device)
         positions = None if positions is None else sent(positions, ids.device)
@@ -218,7 +239,7 @@ class Transformer(Fixed):
             counted = (lengths_of(mask, ids, "token_dropout"),)
         at = start if positions is None else positions
         entered = [self.embedding(ids, at, segments, *counted)]
-        handed = self._handed(ids, entered[0])
+        handed = self._handed(ids, entered[0], rows)
         if self.streams is not None:
             entered = [self.streams.enter(entered.pop())]
         try:
@@ -236,6 +257,7 @@ class Transformer(Fixed):
                 recompute=self.recompute,
                 plan=plan_for(cache, self.layers) if cache is not None and planned else None,
                 handed=handed,
+                rows=rows,
             )
         except BaseException:
             # Interrupted between two layers, a cache would hold more tokens in some than in others.
@@ -254,11 +276,13 @@ class Transformer(Fixed):
             x = self.final_norm(x)
         return x
 
-    def _handed(self, ids: Tensor, x: Tensor) -> Handed | None:
+    def _handed(self, ids: Tensor, x: Tensor, rows: PackedRows | None) -> Handed | None:
         """What the embedding hands on to the layers, or None."""
         if self.per_layer_embedding is None:
             return None
         vectors = self.per_layer_embedding(ids, x)
+        if rows is not None:
+            vectors = rows.padded(vectors)
         return Handed(0, {(EMBEDDING, "per_layer_input"): vectors})
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -392,7 +392,7 @@ class LayerCall(NamedTuple):
     Attributes:
         layer: What ``Code.layer`` returned.
         rotation: cos and sin of the tokens' positions, as ``Code.rotate`` takes them; of rows of
-            different lengths for all of them.
+            different lengths, or with numbers of tokens of their own, for all of them.
         segments: One to six, of the cache, in order; keys and values of the last T tokens are
             written there.
         by_distance: As in ``ScoreMods``.

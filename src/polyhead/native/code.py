@@ -372,6 +372,7 @@ class Code:
         calls: list[LayerCall],
         starts: int | list[int] = 0,
         run: Run | None = None,
+        counts: list[int] | None = None,
     ) -> tuple[Tensor, int]:
         """A few tokens of every batch row through layers, one behind the other.
 
@@ -383,6 +384,9 @@ class Code:
             starts: Position of the first token; or of each row's, where they differ in length and
                 all that a layer holds is one segment, which begins with position 0.
             run: Takes what was read of the calls, for ``again``.
+            counts: Tokens of each batch row, where x has those of all rows, one row after the
+                other, up to ``MAX_STEP_ROWS``; a row then has the bits of one call alone. Where
+                they differ, ``starts`` are those of each row.
 
         Returns:
             ``[B, T, E]`` and how many parts were computed, three of each layer: its self-attention,
@@ -391,7 +395,7 @@ class Code:
             before a mixture if a routed expert's guards fail.
         """
         y = torch.empty_like(x)  # takes half the time of new_empty
-        return y, self._native.step(self._index, threads(), x, guard, calls, starts, run, y)
+        return y, self._native.step(self._index, threads(), x, guard, calls, starts, counts, run, y)
 
     def run(self) -> Run:
         """What ``step`` leaves for ``again``. It keeps no module, weight or cache alive."""

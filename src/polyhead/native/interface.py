@@ -40,7 +40,7 @@ _FUNCTIONS = {
     "tile_sums": "code, threads, logs, first, sums",
     "head_product": "code, threads, x, weight, summed, y",
     "run": "",
-    "step": "code, threads, x, guard, calls, starts, run, y",
+    "step": "code, threads, x, guard, calls, starts, counts, run, y",
     "again": "code, threads, x, guard, run, start, rotations, y",
     "gated": "code, threads, gate, up, activation, y",
     "gated_gradients": "code, threads, gate, up, activation, grad, grad_gate, grad_up",

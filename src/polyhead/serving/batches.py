@@ -1,4 +1,4 @@
-"""Rows that are decoded in one call: as many as a native step takes.
+"""Rows that are computed in one call: as many tokens as a native step takes.
 
 Each batch has a cache; all lie in one pool of pages, so rows join and leave by reference.
 """
@@ -19,9 +19,14 @@ class Batch:
     def __init__(self, cache: ModelCache, rows: list[Row]) -> None:
         self.cache, self.rows = cache, rows
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that its rows are to read next: the last of each, or what is left of a prompt."""
+        return sum(row.length - row.fed for row in self.rows)
+
 
 class Batches:
-    """The rows that have read their prompts.
+    """The rows that have read their prompts, or read the rest beside others.
 
     Args:
         pool: What their caches lie in.
@@ -35,6 +40,13 @@ class Batches:
         cache, row.cache = row.cache, None
         assert cache is not None
         self._batches.append(Batch(cache, [row]))
+
+    def join(self, batch: Batch, row: Row) -> None:
+        """Puts a row and its cache into a batch."""
+        cache, row.cache = row.cache, None
+        assert cache is not None
+        self._pool.join(batch.cache, cache)
+        batch.rows.append(row)
 
     def drop(self, rows: Sequence[Row]) -> None:
         """Takes rows out, and gives their pages back; those of others do not matter."""
@@ -51,8 +63,8 @@ class Batches:
         """All of them, small ones put together."""
         found: list[Batch] = []
         for batch in sorted(self._batches, key=lambda each: -len(each.rows)):
-            size = len(batch.rows)
-            into = next((b for b in found if len(b.rows) + size <= MAX_STEP_ROWS), None)
+            size = batch.tokens
+            into = next((b for b in found if b.tokens + size <= MAX_STEP_ROWS), None)
             if into is None:
                 found.append(batch)
             else:

@@ -14,9 +14,23 @@ from polyhead.caches import ModelCache
 from polyhead.caches.shared_pool import SharedPool
 from polyhead.errors import UnsupportedError
 from polyhead.generation import LanguageModel
-from polyhead.planning.memory import token_bytes
+from polyhead.planning.memory import free_memory, token_bytes
 from polyhead.serving.prefixes import Prefixes
 from polyhead.serving.row import Row
+
+_SHARE = 0.5
+"""Part of the free memory that caches may take by default."""
+
+
+def fitting_tokens(model: LanguageModel, rows: int) -> int:
+    """Tokens of all caches by default: what fits, and no more than so many whole contexts."""
+    fitting = int(free_memory() * _SHARE) // max(1, _token_bytes(model))
+    return max(1, min(fitting, rows * model.config.max_positions))
+
+
+def _token_bytes(model: LanguageModel) -> int:
+    dtype = model.transformer.embedding.like.dtype
+    return token_bytes(model.config, str(dtype).removeprefix("torch."))
 
 
 class Budget:
@@ -65,9 +79,7 @@ class Budget:
         pages = self.pages(self.tokens)
         if self.pool is not None:
             return pages * self.pool.page_bytes
-        weights = self._model.transformer.embedding.like
-        each = token_bytes(self._model.config, str(weights.dtype).removeprefix("torch."))
-        return pages * self.page_size * each
+        return pages * self.page_size * _token_bytes(self._model)
 
     def pages(self, tokens: int) -> int:
         """Pages that hold so many tokens of one row."""
@@ -106,10 +118,10 @@ class Budget:
             self.prefixes.evict(lacking)
         return cache, len(prefix) * self.page_size
 
-    def keep_prefix(self, row: Row) -> None:
-        """Keeps the full pages of a row's tokens for later requests."""
-        if self.pool is not None and self.prefixes is not None and row.cache is not None:
-            pages = self.pool.pages_of(row.cache, 0, row.fed)
+    def keep_prefix(self, row: Row, cache: ModelCache, place: int) -> None:
+        """Keeps the full pages of a row's tokens, at a place of a cache, for later requests."""
+        if self.pool is not None and self.prefixes is not None:
+            pages = self.pool.pages_of(cache, place, row.fed)
             self.prefixes.add(row.all_ids[: row.fed], row.share_with, pages)
 
     def has_room(self, rows: Sequence[Row]) -> bool:
@@ -123,10 +135,10 @@ class Budget:
 
     def spare(self, rows: Sequence[Row], of: Sequence[Row]) -> int:
         """Tokens that each of the rows ``of`` can have beyond those that rows go on with."""
+        most = max(row.left for row in of)
         if not self._overcommit:
-            return min(row.left for row in of)
-        spare = self._unclaimed(rows) // len(of) * self.page_size
-        return max(0, min(spare, *(row.left for row in of)))
+            return most
+        return max(0, min(most, self._unclaimed(rows) // len(of) * self.page_size))
 
     def forget_prefixes(self) -> None:
         """Gives up all prefixes that no row has, and the memory of free pages."""

@@ -1,10 +1,10 @@
 """One model for many callers: one thread owns it, and computes their requests together.
 
 Each round every live request takes one token, up to 64 of them in one call, and prompts are
-read in chunks, first come, first served. A request starts when there is a free row and room for its
-prompt and its limit. Requests share the pages of their prefixes. Within ``ph.batch_invariant()`` a
-row has the bits it has alone, whoever is beside it, and whether its prefix was read for it or for
-others.
+read in chunks, first come, first served; the rest of a prompt in that call, where it has room. A
+request starts when there is a free row and room for its prompt and its limit. Requests share the
+pages of their prefixes. Within ``ph.batch_invariant()`` a row has the bits it has alone, whoever is
+beside it, and whether its prefix was read for it or for others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from polyhead import native
 from polyhead._utils.checks import check_bool, check_int
@@ -27,17 +26,13 @@ from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.rules import Rule
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.kernels.batch_invariant import batch_invariant
-from polyhead.native.arguments import MAX_GEMV_ROWS
-from polyhead.planning.memory import free_memory, token_bytes
-from polyhead.serving.batches import Batches
-from polyhead.serving.budget import Budget
+from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
+from polyhead.serving.batches import Batch, Batches
+from polyhead.serving.budget import Budget, fitting_tokens
 from polyhead.serving.requests import QueueFull, Request
 from polyhead.serving.row import Row
 from polyhead.serving.stats import Counts, EngineStats
-from polyhead.serving.steps import guesses_of, logits_of, take, take_guessed
-
-_SHARE = 0.5
-"""Part of the free memory that caches may take by default."""
+from polyhead.serving.steps import feed, guesses_of, logits_alone, logits_of, take, take_guessed
 
 
 class Engine:
@@ -98,14 +93,12 @@ class Engine:
         self.lookup_tokens = check_int(
             "lookup_tokens", lookup_tokens, least=0, most=most, error=ValueError
         )
-        weights = model.transformer.embedding.like
         if max_tokens is None:
-            each = token_bytes(model.config, str(weights.dtype).removeprefix("torch."))
-            fitting = int(free_memory() * _SHARE) // max(1, each)
-            max_tokens = max(1, min(fitting, max_rows * model.config.max_positions))
+            max_tokens = fitting_tokens(model, max_rows)
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
         if batch_invariant is None:
-            batch_invariant = weights.is_cpu and native.unavailable() is None
+            on_cpu = model.transformer.embedding.like.is_cpu
+            batch_invariant = on_cpu and native.unavailable() is None
         self.batch_invariant = check_bool("batch_invariant", batch_invariant, error=ValueError)
         with self._exactly(), torch.inference_mode():
             self._budget = Budget(
@@ -212,8 +205,7 @@ class Engine:
                     self._queue.remove(row)
             with self._exactly(), torch.inference_mode():
                 self._drop([row for row in self._rows if row.unwanted()])
-                self._decode()
-                self._read_prompts()
+                self._read_prompts(self._decode())
             return busy
 
     def forget_prefixes(self) -> None:
@@ -284,44 +276,74 @@ class Engine:
                     return
             self.step()
 
-    def _decode(self) -> None:
-        """A token for every row that has read its prompt."""
+    def _decode(self) -> int:
+        """A token for every row that has read its prompt, or can read the rest beside the others.
+
+        Returns:
+            How many of ``prompt_chunk`` tokens of prompts are left.
+        """
         self._preempt()
+        left = self.prompt_chunk
         if self._batches is None:
             for row in [each for each in self._rows if each is not self._reading]:
                 self._step([row], None)
         else:
             for batch in self._batches.gathered():
+                left = self._join_prompts(self._batches, batch, left)
                 self._step([*batch.rows], batch.cache)
+        return left
+
+    def _join_prompts(self, batches: Batches, batch: Batch, most: int) -> int:
+        """Puts rows into a batch whose step has room for the rest of their prompts.
+
+        Where steps are native; else all rows would be filled up to the longest.
+
+        Returns:
+            How many of ``most`` tokens of prompts are left.
+        """
+        left = most
+        if self.model.transformer.decode_plan(batch.cache).is_native:
+            while (row := self._reading or self._admit()) is not None:
+                self._reading, rest = row, row.length - row.fed
+                if rest > min(left, MAX_STEP_ROWS - batch.tokens):
+                    break
+                batches.join(batch, row)
+                self._reading, left = None, left - rest
+        return left
 
     def _step(self, rows: list[Row], cache: ModelCache | None) -> None:
         """A token for rows in one cache, and those guessed right; None: for one in its own."""
         guesses: list[list[int]] = [[] for _ in rows]
+        read = [row.next_ids(row.length) for row in rows]
+        fresh = [row.reads for row in rows]
         try:
             if cache is None:
-                logits = self._logits(rows[0], 1)[None, None]
+                logits = [logits_alone(self.model, rows[0], 1)[None]]
             else:
                 if self.lookup_tokens:
                     spare = self._budget.spare(self._rows, rows) - 1
-                    guesses = guesses_of(rows, min(self.lookup_tokens, spare))
-                logits = logits_of(self.model, cache, rows, guesses)
+                    guesses = guesses_of(rows, read, min(self.lookup_tokens, spare))
+                logits = logits_of(self.model, cache, read, guesses)
         except Exception as error:
             # A call that fails leaves its cache as it was: the others are computed in the next.
             youngest = max(rows, key=self._rows.index)
             youngest.end("error", error)
             self._drop([youngest])
             return
-        right = [
-            take_guessed(row, guess, scores, self._counts)
-            for row, guess, scores in zip(rows, guesses, logits, strict=True)
-        ]
-        if cache is not None and logits.shape[1] > 1:
-            cache.rollback([logits.shape[1] - 1 - count for count in right])
+        wrong = []
+        for row, ids, guess, scores in zip(rows, read, guesses, logits, strict=True):
+            feed(row, len(ids), self._counts)
+            wrong.append(len(guess) - take_guessed(row, guess, scores, self._counts))
+        if cache is not None:
+            if any(wrong):
+                cache.rollback(wrong)
+            for place, row in enumerate(rows):
+                if fresh[place]:
+                    self._budget.keep_prefix(row, cache, place)
         self._drop([row for row in rows if row.ended])
 
-    def _read_prompts(self) -> None:
-        """Reads prompts, first come, first served."""
-        left = self.prompt_chunk
+    def _read_prompts(self, left: int) -> None:
+        """Reads tokens of prompts, first come, first served."""
         while left > 0:
             row = self._reading or self._admit()
             if row is None:
@@ -329,14 +351,12 @@ class Engine:
             self._reading = row
             count = min(left, row.length - row.fed)
             try:
-                logits = self._logits(row, count)
+                logits = logits_alone(self.model, row, count)
             except Exception as error:
                 row.end("error", error)
                 self._drop([row])
                 continue
-            before = row.read
-            row.feed(count)
-            self._counts.prompt_tokens += row.read - before
+            feed(row, count, self._counts)
             left -= count
             if row.fed < row.length:
                 return
@@ -344,15 +364,10 @@ class Engine:
             self._reading = None
             self._finish_reading(row)
 
-    def _logits(self, row: Row, count: int) -> Tensor:
-        assert row.cache is not None
-        ids = torch.tensor([row.next_ids(count)], device="cpu")
-        logits: Tensor = self.model.transformer(ids, cache=row.cache, last=1)
-        return logits[0, -1]
-
     def _finish_reading(self, row: Row) -> None:
         """Keeps the row's pages for others, and puts it among the rows of the batch."""
-        self._budget.keep_prefix(row)
+        if row.cache is not None:
+            self._budget.keep_prefix(row, row.cache, 0)
         if row.ended:
             self._drop([row])
         elif self._batches is not None:

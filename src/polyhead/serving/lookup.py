@@ -61,15 +61,3 @@ class Lookup:
             self._credit += WORTH if token == self._silent else -1
             self._credit = max(-CREDIT, self._credit)
             self._silent = None
-
-
-def width(guesses: Sequence[Sequence[int]], most: int) -> int:
-    """Tokens after the first of each row that a step should check, ``most`` at most.
-
-    All rows of a step have as many, so it is the largest number at which at least half of them are
-    guesses.
-    """
-    for count in range(min(most, max(map(len, guesses))), 0, -1):
-        if 2 * sum(min(count, len(guess)) for guess in guesses) >= count * len(guesses):
-            return count
-    return 0

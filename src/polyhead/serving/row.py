@@ -81,6 +81,11 @@ class Row:
             return self.ids[-1:]
         return self.all_ids[self.fed : self.fed + most]
 
+    @property
+    def reads(self) -> bool:
+        """Whether its cache lacks more than its last token."""
+        return not self.ids or self.fed < self.length - 1
+
     def feed(self, count: int) -> None:
         """Counts tokens that its cache now holds."""
         self.fed += count

@@ -1,8 +1,9 @@
-"""What a step computes for rows of one call: a token for each, and guesses that it checks."""
+"""What a step computes for rows of one call: what each reads next, and guesses that it checks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -10,36 +11,62 @@ from torch import Tensor
 from polyhead.caches import ModelCache
 from polyhead.generation import LanguageModel
 from polyhead.native.arguments import MAX_STEP_ROWS
-from polyhead.serving.lookup import width
 from polyhead.serving.row import Row
 from polyhead.serving.stats import Counts
 
 
-def guesses_of(rows: Sequence[Row], most: int) -> list[list[int]]:
-    """What may come next in rows of one call, at most ``most`` tokens, as far as it is worth it."""
-    most = min(most, MAX_STEP_ROWS // len(rows) - 1)
-    if most < 1:
+def guesses_of(rows: Sequence[Row], read: Sequence[Sequence[int]], most: int) -> list[list[int]]:
+    """What may come next in rows of one call that has room for it, at most ``most`` tokens.
+
+    Args:
+        rows: Those of the call.
+        read: What each reads in it; one that reads its prompt guesses nothing.
+        most: Guesses of a row.
+    """
+    room = MAX_STEP_ROWS - sum(map(len, read))
+    if min(most, room) < 1:
         return [[] for _ in rows]
-    guesses = [row.guess(most) for row in rows]
-    wide = width(guesses, most)
-    return [guess[:wide] for guess in guesses]
+    guesses = [[] if row.reads else row.guess(most) for row in rows]
+    while sum(map(len, guesses)) > room:
+        most -= 1
+        guesses = [guess[:most] for guess in guesses]
+    return guesses
 
 
 def logits_of(
-    model: LanguageModel, cache: ModelCache, rows: Sequence[Row], guesses: Sequence[Sequence[int]]
-) -> Tensor:
-    """Logits ``[rows, 1 + n, V]`` after the last token of each row, and after each of its guesses.
+    model: LanguageModel,
+    cache: ModelCache,
+    read: Sequence[Sequence[int]],
+    guesses: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """For each row logits ``[1 + n, V]`` after what it reads, and after each of its n guesses."""
+    tokens = [[*ids, *guess] for ids, guess in zip(read, guesses, strict=True)]
+    transformer = model.transformer
+    if max(map(len, tokens)) == 1:
+        return [*transformer(torch.tensor(tokens, device="cpu"), cache=cache, last=1)]
+    counts = [*map(len, tokens)]
+    ids = torch.tensor([[token for row in tokens for token in row]], device="cpu")
+    hidden = transformer.hidden_states(ids, cache=cache, counts=counts)
+    wanted = [1 + len(guess) for guess in guesses]
+    ends = zip(accumulate(counts), wanted, strict=True)
+    places = [place for end, count in ends for place in range(end - count, end)]
+    logits: Tensor = transformer.logits(hidden[:, places])
+    return [*torch.split(logits[0], wanted)]
 
-    All rows have n, the most guesses of any; what fills up the others is zeros.
-    """
-    wide = max(map(len, guesses))
-    ids = [
-        [row.ids[-1], *guess, *[0] * (wide - len(guess))]
-        for row, guess in zip(rows, guesses, strict=True)
-    ]
-    tokens = torch.tensor(ids, device="cpu")
-    logits: Tensor = model.transformer(tokens, cache=cache, last=wide + 1)
-    return logits
+
+def logits_alone(model: LanguageModel, row: Row, count: int) -> Tensor:
+    """Logits ``[V]`` after the next ``count`` tokens of a row with a cache of its own."""
+    assert row.cache is not None
+    ids = torch.tensor([row.next_ids(count)], device="cpu")
+    logits: Tensor = model.transformer(ids, cache=row.cache, last=1)
+    return logits[0, -1]
+
+
+def feed(row: Row, count: int, counts: Counts) -> None:
+    """Counts tokens of a row that its cache now holds."""
+    before = row.read
+    row.feed(count)
+    counts.prompt_tokens += row.read - before
 
 
 def take(row: Row, logits: Tensor, counts: Counts) -> None:
@@ -54,7 +81,7 @@ def take_guessed(row: Row, guess: Sequence[int], logits: Tensor, counts: Counts)
     """Draws from ``logits [1 + n, V]`` while the tokens are the guess.
 
     Returns:
-        Number of tokens after the row's last that its cache is to keep.
+        Guesses that its cache is to keep.
     """
     right = 0
     row.lookup.count(len(guess), 0)  # before its caller hears of its end
@@ -65,5 +92,5 @@ def take_guessed(row: Row, guess: Sequence[int], logits: Tensor, counts: Counts)
         row.lookup.count(0, 1)
         counts.accepted_tokens += 1
         take(row, logits[right], counts)
-    row.feed(1 + right)
+    row.feed(right)
     return right
