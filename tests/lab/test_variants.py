@@ -8,7 +8,7 @@ from polyhead.models import Transformer
 
 SIZES = Sizes(64, 2, 8, 192, 300)
 NAMES = ["gqa:4", "gqa:2", "mqa", "mla:32+4", "window:64", "heads:1", "heads:32", "gated", "diff",
-         "dsa:9", "gdn", "kda", "mamba2", "hybrid:1+1"]  # fmt: skip
+         "nsa:4", "dsa:9", "gdn", "kda", "mamba2", "hybrid:1+1"]  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", [SIZES, Sizes(128, 3, 4, 352, 1024)])
@@ -30,6 +30,7 @@ def test_layouts_are_those_that_the_names_say():
     assert told("mla:32+4") == "MLA 8 heads, latent 32 + 4"
     assert told("heads:2") == "MHA 2 query / 2 kv heads × 32"
     assert decoder(variant("window:64"), SIZES).layers[1].attention.window == 64
+    assert told("nsa:4").startswith("NSA MHA 8 query / 8 kv heads × 8, 4 blocks of 16 keys")
     assert told("dsa:9").startswith("MLA 8 heads, latent 32 + 4, the 9 keys")
     assert told("kda") == "Kimi delta attention 8 states of 8 × 8"
     assert told("mamba2") == "Mamba-2 8 states of 16 × 8"
@@ -66,6 +67,7 @@ def test_mha_comes_first_whether_it_is_named_or_not():
         ("mla:32+3", ConfigError, "qk_rope_head_dim must be even"),
         ("mla:9999+8", ConfigError, "nothing is left for its feed-forward"),
         ("hybrid:3", InputError, "hybrid:N.M"),
+        ("nsa:2", ConfigError, "top_k must be at least first_blocks .* last_blocks=3"),
         ("dsa:0", InputError, "at least 1: got 'dsa:0'"),
         ("flash", InputError, "no variant 'flash'"),
         ("", InputError, "no variant ''"),

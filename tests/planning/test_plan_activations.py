@@ -43,6 +43,7 @@ from polyhead.layers import (
     Mamba2Config,
     MambaConfig,
     MixtureConfig,
+    NativeSparseAttentionConfig,
     NormConfig,
     QKNormConfig,
     RgLruConfig,
@@ -69,6 +70,7 @@ SPARSE = SparseLatentAttentionConfig(
     32, 96, 64, 16, 64, q_lora_rank=96, indexer=IndexerConfig(16, 32, 128)
 )
 MOBA = SelectiveAttentionConfig(16, 4, 64, rope=RopeConfig(), selector=BlockMeansConfig(64, 4))
+NSA = NativeSparseAttentionConfig(16, 4, 64, rope=RopeConfig(), top_k=6)
 SCRATCH = 272 * KIB
 """What oneDNN's products in bfloat16 rearrange, and a few numbers per token: norms, experts."""
 TILES_OF_WEIGHTS = torch.cpu._is_amx_tile_supported()
@@ -132,6 +134,7 @@ LAYERS = {
     ),
     # Of these a plan counts the most of several stages, each a little more than it takes.
     "chosen blocks": Case(LayerConfig(MOBA, NARROW), share=0.5, tokens=LONG, tiles=TILES),
+    "three branches": Case(LayerConfig(NSA, NARROW), share=0.5, tokens=LONG, tiles=TILES),
     "chosen latents": Case(LayerConfig(SPARSE, NARROW), share=0.6, tokens=LONG, tiles=TILES),
     "gated DeltaNet": Case(
         LayerConfig(GatedDeltaNetConfig(8, 4, 32, 32), NARROW), share=0.6, tiles=CHUNKS

@@ -123,6 +123,18 @@ def first_tokens(memories: tuple[Memory, ...]) -> PerToken | None:
     return next((memory for memory in found if memory is not None), None)
 
 
+def layout_of(memory: Memory, layout: Layout, spare: int = 0) -> Layout:
+    """Where the tokens of one of a layer's memories lie: a ring for the last ones alone.
+
+    Args:
+        memory: Keys and values of tokens.
+        layout: That of the layer's keys and values.
+        spare: Tokens kept beyond the last ones.
+    """
+    most = memory.most_tokens
+    return layout if most is None else Ring(most, spare)
+
+
 def storage_of(shape: PerToken, layout: Layout, quantized: Quantized | None) -> Storage:
     """How tokens of a shape are stored. A quantized ring keeps no exact first tokens."""
     latent = Latent(shape.value_dim, shape.key_dim - shape.value_dim) if shape.latent else None

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from polyhead._utils.checks import check_int
 from polyhead.caches.append_plan import plan_append
-from polyhead.caches.choice import check_memories, storage_of
+from polyhead.caches.choice import check_memories, layout_of, storage_of
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.parts import Part, PooledPart, StatePart, TailPart, part_of
 from polyhead.caches.protocol import Counts, SequenceCache, per_row
@@ -169,8 +169,9 @@ class LayerCache(SequenceCache):
         self._parts: dict[str, Part] = {}
         for memory in memories:
             if (shape := memory.keys_and_values) is not None:
-                storage = storage_of(shape, self.layout, quantized)
-                self._tokens[memory.name] = StoredCache(self.layout, storage, capacity)
+                where = layout_of(memory, self.layout, self.spare)
+                storage = storage_of(shape, where, quantized)
+                self._tokens[memory.name] = StoredCache(where, storage, capacity)
             elif memory.borrowed is None:
                 self._parts[memory.name] = part_of(memory, self.spare)
 

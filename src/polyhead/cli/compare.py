@@ -57,7 +57,8 @@ def compare(
         str,
         typer.Option(
             help="Comma-separated: mha, mqa, gqa:G, mla:R+D (latent + rotated), window:W, heads:H, "
-            "gated, diff, dsa:K (keys), gdn, kda, mamba2, hybrid:N+M (layers of gdn + of mha)."
+            "gated, diff, nsa:N (blocks), dsa:K (keys), gdn, kda, mamba2, hybrid:N+M (layers of "
+            "gdn + of mha)."
         ),
     ] = "mha,gqa:2,mqa,mla:32+8",
     seeds: Seeds = 5,

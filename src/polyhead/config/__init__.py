@@ -35,8 +35,9 @@ from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Network
 from polyhead.config.lightning_attention import LightningAttentionConfig
 from polyhead.config.mamba import MambaConfig
 from polyhead.config.mamba2 import Mamba2Config
-from polyhead.config.memories import Memory, OfLayer, PerToken, Pooled, State, Tail
+from polyhead.config.memories import Memory, OfLayer, PerToken, Pooled, Recent, State, Tail
 from polyhead.config.mixture import MixtureConfig
+from polyhead.config.native_sparse import NativeSparseAttentionConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
@@ -84,6 +85,7 @@ __all__ = [
     "MambaConfig",
     "Memory",
     "MixtureConfig",
+    "NativeSparseAttentionConfig",
     "Network",
     "NormConfig",
     "OfLayer",
@@ -95,6 +97,7 @@ __all__ = [
     "Pooled",
     "QKNormConfig",
     "QueryTemperatureConfig",
+    "Recent",
     "RelativeBiasConfig",
     "RgLruConfig",
     "RopeConfig",

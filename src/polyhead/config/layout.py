@@ -72,6 +72,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "sparse_latent": "polyhead.config.sparse_latent",
         "gated": "polyhead.config.gated_attention",
         "selective": "polyhead.config.selective_attention",
+        "native_sparse": "polyhead.config.native_sparse",
         "sub_norm": "polyhead.config.sub_norm",
         "differential": "polyhead.config.differential_attention",
         "gated_delta": "polyhead.config.gated_delta_net",

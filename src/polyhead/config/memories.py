@@ -7,7 +7,7 @@ name them, all by the questions that every memory answers here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 from polyhead._utils.checks import check_int, check_one_of
@@ -59,6 +59,11 @@ class Memory(ABC):
         return None
 
     @property
+    def most_tokens(self) -> int | None:
+        """Last tokens that it remembers; None: all."""
+        return None
+
+    @property
     def borrowed(self) -> PerToken | None:
         """Keys and values that another layer remembers; None: this layer remembers it itself."""
         return None
@@ -103,6 +108,25 @@ class PerToken(Memory):
     @property
     def valid(self) -> bool:
         return _sizes(self.num_kv_heads, self.key_dim, self.value_dim)
+
+
+@dataclass(frozen=True)
+class Recent(PerToken):
+    """A key and a value of each of the last tokens.
+
+    Attributes:
+        window: How many.
+    """
+
+    window: int = field(kw_only=True)
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.window
+
+    @property
+    def valid(self) -> bool:
+        return super().valid and _sizes(self.window)
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from polyhead.config import (
     Mamba2Config,
     MambaConfig,
     MixtureConfig,
+    NativeSparseAttentionConfig,
     NormConfig,
     QKNormConfig,
     RgLruConfig,
@@ -48,6 +49,7 @@ from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.lightning_attention import LightningAttention
 from polyhead.layers.mamba import Mamba
 from polyhead.layers.mamba2 import Mamba2
+from polyhead.layers.native_sparse_attention import NativeSparseAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
@@ -97,6 +99,8 @@ __all__ = [
     "MixtureConfig",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
+    "NativeSparseAttention",
+    "NativeSparseAttentionConfig",
     "NormConfig",
     "QKNormConfig",
     "RMSNorm",

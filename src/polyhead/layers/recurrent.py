@@ -119,7 +119,7 @@ class RecurrentLayer(Hooked):
                 "a layer with a state computes no weights that a hook could see: "
                 "polyhead.recurrence_rows makes those of chosen rows"
             )
-        real = _real(mask, x, positions, cached=cache is not None)
+        real = real_tokens(mask, x, positions, cached=cache is not None)
         if cache is None:
             return self._over(x, real, kernel)
         held = check_layer_cache(cache)
@@ -177,13 +177,28 @@ class RecurrentLayer(Hooked):
         return f"{self.embed_dim}, {self.config.described}"
 
 
-def _real(mask: Mask | None, x: Tensor, positions: Tensor | None, *, cached: bool) -> Tensor | None:
-    """``[B, T]`` which tokens are no padding, None: all; refuses what a state cannot respect."""
+def real_tokens(
+    mask: Mask | None,
+    x: Tensor,
+    positions: Tensor | None,
+    *,
+    cached: bool,
+    what: str = "a layer with a state",
+) -> Tensor | None:
+    """``[B, T]`` which tokens are no padding, None: all; refuses masks that hide single ones.
+
+    Args:
+        mask: Of the call.
+        x: ``[B, T, E]``.
+        positions: ``[T]`` or ``[B, T]``, below 0 for padding.
+        cached: Whether there is a cache, which leaves padding out by itself.
+        what: What errors call the layer.
+    """
     if mask is None:
-        raise ValueError("a layer with a state is causal: got mask=None; pass mask=Causal()")
+        raise ValueError(f"{what} is causal: got mask=None; pass mask=Causal()")
     parts = list(mask.walk())
     if not any(type(part) is Causal for part in parts):
-        raise ValueError(f"a layer with a state is causal: got mask={mask!r}, without Causal()")
+        raise ValueError(f"{what} is causal: got mask={mask!r}, without Causal()")
     B, T, _ = x.shape
     real = None
     if positions is not None and not cached and bool((positions < 0).any()):
@@ -195,9 +210,7 @@ def _real(mask: Mask | None, x: Tensor, positions: Tensor | None, *, cached: boo
             real = within if real is None else real & within
         elif type(part) not in (Causal, And):
             beside = " beside a cache" if type(part) is KeyLengths else ""
-            raise UnsupportedError(
-                f"a layer with a state cannot hide single tokens: got {part!r}{beside}"
-            )
+            raise UnsupportedError(f"{what} cannot hide single tokens: got {part!r}{beside}")
     return real
 
 

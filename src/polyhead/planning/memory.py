@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from polyhead.caches.choice import check_memories, storage_of
+from polyhead.caches.choice import check_memories, layout_of, storage_of
 from polyhead.caches.parts import dtype_of, memory_bytes, read_bytes
 from polyhead.caches.sizes import (
     Dense,
@@ -164,8 +164,8 @@ def layer_cache(
         layout = Ring(window)
     made = [
         LayerCache(
-            layout,
-            storage_of(held, layout, None if bits is None else Quantized(bits, bits)),
+            (where := layout_of(held, layout)),
+            storage_of(held, where, None if bits is None else Quantized(bits, bits)),
             -(-held.num_kv_heads // ranks),
             held.key_dim,
             held.value_dim,

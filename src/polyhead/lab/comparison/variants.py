@@ -8,6 +8,7 @@
     heads:H      mha with H heads, each E / H features wide
     gated        mha whose outputs are gated (Qiu et al. 2025)
     diff         differential attention (Ye et al. 2024)
+    nsa:N        mha that compresses blocks of keys and chooses N of 16 keys (Yuan et al. 2025)
     dsa:K        mla of 4 D + D / 2 features to the K keys that an indexer chooses (V3.2, 2025)
     gdn          gated DeltaNet (Yang et al. 2024)
     kda          Kimi delta attention (2025)
@@ -38,6 +39,7 @@ from polyhead.config import (
     LatentAttentionConfig,
     LayerConfig,
     Mamba2Config,
+    NativeSparseAttentionConfig,
     RopeConfig,
     SparseLatentAttentionConfig,
     TransformerConfig,
@@ -114,8 +116,8 @@ def variant(name: str) -> Variant:
             return Variant(name, make, numbers)
     raise InputError(
         f"no variant {name!r}: a variant is mha, mqa, gqa:G (key/value heads), mla:R+D (latent + "
-        "rotated features), window:W (tokens), heads:H, gated, diff, dsa:K (keys), gdn, kda, "
-        "mamba2 or hybrid:N+M (layers of gdn + layers of mha)"
+        "rotated features), window:W (tokens), heads:H, gated, diff, nsa:N (blocks), "
+        "dsa:K (keys), gdn, kda, mamba2 or hybrid:N+M (layers of gdn + layers of mha)"
     )
 
 
@@ -221,6 +223,14 @@ def _chosen(sizes: Sizes, keys: int) -> HeadLayout:
     )  # fmt: skip
 
 
+def _branches(sizes: Sizes, blocks: int) -> HeadLayout:
+    size = _head_dim(sizes, sizes.heads)
+    return NativeSparseAttentionConfig(
+        sizes.heads, sizes.heads, size, rope=RopeConfig(), block_size=8, stride=4,
+        selected_size=16, top_k=blocks, last_keys=32,
+    )  # fmt: skip
+
+
 def _states(kind: Callable[..., HeadLayout]) -> Callable[[Sizes], HeadLayout]:
     def make(sizes: Sizes) -> HeadLayout:
         size = _head_dim(sizes, sizes.heads)
@@ -248,6 +258,7 @@ _KINDS: tuple[tuple[str, Callable[..., HeadLayout | tuple[HeadLayout, ...]]], ..
     (r"heads:(\d{1,9})", _heads),
     ("gated", _gated),
     ("diff", _differential),
+    (r"nsa:(\d{1,9})", _branches),
     (r"dsa:(\d{1,9})", _chosen),
     ("gdn", _states(GatedDeltaNetConfig)),
     ("kda", _states(KimiDeltaAttentionConfig)),

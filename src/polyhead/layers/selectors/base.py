@@ -122,6 +122,7 @@ def choose_blocks(
     *,
     first: int = 0,
     last: int = 1,
+    per_query: int | None = None,
 ) -> Chosen:
     """The blocks of highest score up to a query's own; of equal scores the first.
 
@@ -134,12 +135,13 @@ def choose_blocks(
         group: Query heads that share a choice.
         first: Blocks at the beginning that are always chosen.
         last: Blocks up to a query's own that are always chosen.
+        per_query: Numbers that ``score`` makes for a query at most; None: its scores.
     """
     own = places.queries.div(size, rounding_mode="floor")
     own = own[None, None, :, None] if own.ndim == 1 else own[:, None, :, None]
     N, T = -(-max(places.after) // size), own.shape[2]
     block = torch.arange(N, device=own.device)
-    rows = max(1, _SCORES // (len(places.after) * lists * N))
+    rows = max(1, _SCORES // (len(places.after) * (per_query or lists * N)))
     found = []
     for start in range(0, T, rows):
         run = slice(start, min(start + rows, T))
