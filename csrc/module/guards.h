@@ -305,7 +305,7 @@ inline const Guard* guard_from(PyObject* object) {
 inline PyObject* holds(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (count != 1) return wrong("holds takes a guard");
     const Guard* guard = guard_from(args[0]);
-    return guard || !PyErr_Occurred() ? PyBool_FromLong(guard && is_unchanged(*guard)) : nullptr;
+    return guard ? PyBool_FromLong(is_unchanged(*guard)) : nullptr;
 }
 
 }  // namespace polyhead
