@@ -9,6 +9,7 @@ from polyhead.config.attention import (
     QueryTemperatureConfig,
     RelativeBiasConfig,
 )
+from polyhead.config.block_sums import BlockSumsAttentionConfig
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.data import Data
 from polyhead.config.dense_and_experts import DenseAndExpertsConfig
@@ -25,6 +26,9 @@ from polyhead.config.embedding import (
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
+from polyhead.config.global_blocks import GlobalBlocksAttentionConfig
+from polyhead.config.global_prefix import GlobalPrefixAttentionConfig
+from polyhead.config.global_window import GlobalWindowAttentionConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.hybrid_heads import HybridHeadsConfig
 from polyhead.config.hyper_connections import HyperConnectionsConfig
@@ -59,6 +63,7 @@ __all__ = [
     "AudioConfig",
     "BlockBoundsConfig",
     "BlockMeansConfig",
+    "BlockSumsAttentionConfig",
     "CallCost",
     "CrossLayerAttentionConfig",
     "Data",
@@ -71,6 +76,9 @@ __all__ = [
     "Frontend",
     "GatedAttentionConfig",
     "GatedDeltaNetConfig",
+    "GlobalBlocksAttentionConfig",
+    "GlobalPrefixAttentionConfig",
+    "GlobalWindowAttentionConfig",
     "HeadLayout",
     "HeadTransformConfig",
     "HybridHeadsConfig",

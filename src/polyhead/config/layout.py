@@ -20,6 +20,12 @@ from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig
 from polyhead.errors import ConfigError
 
+EMBEDDING = -1
+"""The number under which the embedding hands on, and what a call is given beside tokens."""
+
+GLOBAL_TOKENS = "global_tokens"
+"""What a call of an encoder may name, ``[B, T]`` bool; None is handed on where it does not."""
+
 
 @dataclass(frozen=True)
 class AttentionSpan:
@@ -84,6 +90,10 @@ class HeadLayout(OneOfSeveral, ABC):
         "cross_layer": "polyhead.config.cross_layer",
         "rg_lru": "polyhead.config.rg_lru",
         "hybrid_heads": "polyhead.config.hybrid_heads",
+        "global_window": "polyhead.config.global_window",
+        "global_blocks": "polyhead.config.global_blocks",
+        "global_prefix": "polyhead.config.global_prefix",
+        "block_sums": "polyhead.config.block_sums",
     }
 
     num_heads: int

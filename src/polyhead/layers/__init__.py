@@ -7,12 +7,16 @@ from is in ``polyhead.config``.
 
 from polyhead.config import (
     AttentionConfig,
+    BlockSumsAttentionConfig,
     CrossLayerAttentionConfig,
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
+    GlobalBlocksAttentionConfig,
+    GlobalPrefixAttentionConfig,
+    GlobalWindowAttentionConfig,
     HybridHeadsConfig,
     HyperConnectionsConfig,
     IndexerConfig,
@@ -35,6 +39,7 @@ from polyhead.config import (
     SubNormFeedForwardConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.block_sums_attention import BlockSumsAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
@@ -42,6 +47,9 @@ from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
+from polyhead.layers.global_blocks_attention import GlobalBlocksAttention
+from polyhead.layers.global_prefix_attention import GlobalPrefixAttention
+from polyhead.layers.global_window_attention import GlobalWindowAttention
 from polyhead.layers.hybrid_heads import HybridHeads
 from polyhead.layers.hyper_connections import HyperConnections
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
@@ -64,6 +72,8 @@ __all__ = [
     "AttentionConfig",
     "AttentionHook",
     "AttentionRecord",
+    "BlockSumsAttention",
+    "BlockSumsAttentionConfig",
     "CrossLayerAttention",
     "CrossLayerAttentionConfig",
     "DenseAndExperts",
@@ -77,6 +87,12 @@ __all__ = [
     "GatedAttentionConfig",
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
+    "GlobalBlocksAttention",
+    "GlobalBlocksAttentionConfig",
+    "GlobalPrefixAttention",
+    "GlobalPrefixAttentionConfig",
+    "GlobalWindowAttention",
+    "GlobalWindowAttentionConfig",
     "HookHandle",
     "HybridHeads",
     "HybridHeadsConfig",
