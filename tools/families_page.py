@@ -112,6 +112,7 @@ _WORDS = {
     "blocks and global blocks": "分块与全局块",
     "blocks and global vectors": "分块与全局向量",
     "window and global tokens": "窗口与全局词元",
+    "grouped projections": "分组投影",
     "rotary of a part": "旋转一部分",
     "rotary": "旋转",
     "also": "另有",
@@ -157,7 +158,9 @@ NAMES = {
     "global_blocks": "blocks and global blocks",
     "global_prefix": "blocks and global vectors",
     "global_window": "window and global tokens",
+    "grouped": "grouped projections",
 }
+"""Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {
     "PerToken": "keys, values",
     "latent": "latents",

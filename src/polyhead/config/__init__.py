@@ -29,6 +29,7 @@ from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttent
 from polyhead.config.global_blocks import GlobalBlocksAttentionConfig
 from polyhead.config.global_prefix import GlobalPrefixAttentionConfig
 from polyhead.config.global_window import GlobalWindowAttentionConfig
+from polyhead.config.grouped import GroupedAttentionConfig, GroupedFeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.hybrid_heads import HybridHeadsConfig
 from polyhead.config.hyper_connections import HyperConnectionsConfig
@@ -79,6 +80,8 @@ __all__ = [
     "GlobalBlocksAttentionConfig",
     "GlobalPrefixAttentionConfig",
     "GlobalWindowAttentionConfig",
+    "GroupedAttentionConfig",
+    "GroupedFeedForwardConfig",
     "HeadLayout",
     "HeadTransformConfig",
     "HybridHeadsConfig",

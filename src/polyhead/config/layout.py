@@ -93,6 +93,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "global_window": "polyhead.config.global_window",
         "global_blocks": "polyhead.config.global_blocks",
         "global_prefix": "polyhead.config.global_prefix",
+        "grouped": "polyhead.config.grouped",
         "block_sums": "polyhead.config.block_sums",
     }
 
@@ -222,6 +223,7 @@ class Network(OneOfSeveral, ABC):
         "mixture": "polyhead.config.mixture",
         "sub_norm": "polyhead.config.sub_norm",
         "dense_and_experts": "polyhead.config.dense_and_experts",
+        "grouped": "polyhead.config.grouped",
     }
     norms_input: ClassVar[bool] = False
     """Whether it norms what it reads by itself, so that its layer has no norm before it."""

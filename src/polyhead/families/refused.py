@@ -45,7 +45,6 @@ REFUSED: Mapping[str, str] = {
     "yoso": "it weighs keys by how likely hashes collide, not by softmax",
     "funnel": "it pools tokens between its layers, and its scores depend on relative positions",
     "convbert": "a part of its heads are convolutions whose weights depend on the text",
-    "squeezebert": "its projections are grouped: each feature is made of a part of the others",
     "mobilebert": "its layers narrow what they read, and their norms (NoNorm) only scale and shift",
     "layoutlm": "its tokens have boxes on a page, which calls do not take",
     "tapas": "its tokens have rows, columns and ranks of a table, which calls do not take",

@@ -17,6 +17,8 @@ from polyhead.config import (
     GlobalBlocksAttentionConfig,
     GlobalPrefixAttentionConfig,
     GlobalWindowAttentionConfig,
+    GroupedAttentionConfig,
+    GroupedFeedForwardConfig,
     HybridHeadsConfig,
     HyperConnectionsConfig,
     IndexerConfig,
@@ -50,6 +52,7 @@ from polyhead.layers.gated_delta_net import GatedDeltaNet
 from polyhead.layers.global_blocks_attention import GlobalBlocksAttention
 from polyhead.layers.global_prefix_attention import GlobalPrefixAttention
 from polyhead.layers.global_window_attention import GlobalWindowAttention
+from polyhead.layers.grouped import GroupedAttention, GroupedFeedForward
 from polyhead.layers.hybrid_heads import HybridHeads
 from polyhead.layers.hyper_connections import HyperConnections
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
@@ -93,6 +96,10 @@ __all__ = [
     "GlobalPrefixAttentionConfig",
     "GlobalWindowAttention",
     "GlobalWindowAttentionConfig",
+    "GroupedAttention",
+    "GroupedAttentionConfig",
+    "GroupedFeedForward",
+    "GroupedFeedForwardConfig",
     "HookHandle",
     "HybridHeads",
     "HybridHeadsConfig",

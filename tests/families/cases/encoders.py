@@ -96,6 +96,17 @@ CASES = (
         ),
     ),
     Case(
+        "squeezebert",
+        {**_MHA, "embedding_size": 32},
+        auto="AutoModel",
+        axes=(
+            *_SMOOTH,
+            ({}, {"type_vocab_size": 1}),
+            ({}, {"q_groups": 1, "k_groups": 2}, {"v_groups": 8, "post_attention_groups": 2}),
+            ({}, {"intermediate_groups": 1}, {"output_groups": 1}),
+        ),
+    ),
+    Case(
         "longformer",
         {**_FAIRSEQ, "attention_window": 8},
         auto="AutoModel",
