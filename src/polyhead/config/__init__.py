@@ -23,6 +23,7 @@ from polyhead.config.embedding import (
     SinusoidConfig,
     TokenDropoutConfig,
 )
+from polyhead.config.expert_heads import ExpertHeadsAttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
@@ -73,6 +74,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",
+    "ExpertHeadsAttentionConfig",
     "FeedForwardConfig",
     "Frontend",
     "GatedAttentionConfig",

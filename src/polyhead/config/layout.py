@@ -90,6 +90,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "cross_layer": "polyhead.config.cross_layer",
         "rg_lru": "polyhead.config.rg_lru",
         "hybrid_heads": "polyhead.config.hybrid_heads",
+        "expert_heads": "polyhead.config.expert_heads",
         "global_window": "polyhead.config.global_window",
         "global_blocks": "polyhead.config.global_blocks",
         "global_prefix": "polyhead.config.global_prefix",

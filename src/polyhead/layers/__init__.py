@@ -11,6 +11,7 @@ from polyhead.config import (
     CrossLayerAttentionConfig,
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
+    ExpertHeadsAttentionConfig,
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
@@ -45,6 +46,7 @@ from polyhead.layers.block_sums_attention import BlockSumsAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
+from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention
@@ -83,6 +85,8 @@ __all__ = [
     "DenseAndExpertsConfig",
     "DifferentialAttention",
     "DifferentialAttentionConfig",
+    "ExpertHeadsAttention",
+    "ExpertHeadsAttentionConfig",
     "Experts",
     "FeedForward",
     "FeedForwardConfig",
