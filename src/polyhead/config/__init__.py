@@ -27,6 +27,7 @@ from polyhead.config.expert_heads import ExpertHeadsAttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
+from polyhead.config.gated_latent import GatedLatentAttentionConfig
 from polyhead.config.global_blocks import GlobalBlocksAttentionConfig
 from polyhead.config.global_prefix import GlobalPrefixAttentionConfig
 from polyhead.config.global_window import GlobalWindowAttentionConfig
@@ -79,6 +80,7 @@ __all__ = [
     "Frontend",
     "GatedAttentionConfig",
     "GatedDeltaNetConfig",
+    "GatedLatentAttentionConfig",
     "GlobalBlocksAttentionConfig",
     "GlobalPrefixAttentionConfig",
     "GlobalWindowAttentionConfig",

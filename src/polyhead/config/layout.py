@@ -91,6 +91,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "rg_lru": "polyhead.config.rg_lru",
         "hybrid_heads": "polyhead.config.hybrid_heads",
         "expert_heads": "polyhead.config.expert_heads",
+        "gated_latent": "polyhead.config.gated_latent",
         "global_window": "polyhead.config.global_window",
         "global_blocks": "polyhead.config.global_blocks",
         "global_prefix": "polyhead.config.global_prefix",

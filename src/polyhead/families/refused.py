@@ -16,7 +16,6 @@ _PICTURES = "it is an encoder that reads the patches of pictures among the token
 REFUSED: Mapping[str, str] = {
     "rwkv": _RECURRENT,
     "xlstm": _RECURRENT,
-    "bailing_hybrid": "its latent heads have one gate each, and its delta rule bounds decays",
     "zamba": "its attention reads the embedding beside the stream, with weights shared by layers",
     "zamba2": "its attention reads the embedding beside the stream, with weights shared by layers",
     "deberta": "its scores depend on the content of relative positions (disentangled attention)",

@@ -15,6 +15,7 @@ from polyhead.config import (
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
+    GatedLatentAttentionConfig,
     GlobalBlocksAttentionConfig,
     GlobalPrefixAttentionConfig,
     GlobalWindowAttentionConfig,
@@ -51,6 +52,7 @@ from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
+from polyhead.layers.gated_latent_attention import GatedLatentAttention
 from polyhead.layers.global_blocks_attention import GlobalBlocksAttention
 from polyhead.layers.global_prefix_attention import GlobalPrefixAttention
 from polyhead.layers.global_window_attention import GlobalWindowAttention
@@ -94,6 +96,8 @@ __all__ = [
     "GatedAttentionConfig",
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
+    "GatedLatentAttention",
+    "GatedLatentAttentionConfig",
     "GlobalBlocksAttention",
     "GlobalBlocksAttentionConfig",
     "GlobalPrefixAttention",
