@@ -108,6 +108,13 @@ _WORDS = {
     "latents": "潜在向量",
     "last inputs": "最近的输入",
     "state": "状态",
+    "window and sums of blocks": "窗口与分块之和",
+    "heads of experts": "专家的头",
+    "gated MLA": "门控 MLA",
+    "blocks and global blocks": "分块与全局块",
+    "blocks and global vectors": "分块与全局向量",
+    "window and global tokens": "窗口与全局词元",
+    "grouped projections": "分组投影",
     "rotary of a part": "旋转一部分",
     "rotary": "旋转",
     "also": "另有",
@@ -149,6 +156,13 @@ NAMES = {
     "cross_layer": "keys of an earlier layer",
     "short_convolution": "short convolution",
     "rg_lru": "RG-LRU",
+    "block_sums": "window and sums of blocks",
+    "expert_heads": "heads of experts",
+    "gated_latent": "gated MLA",
+    "global_blocks": "blocks and global blocks",
+    "global_prefix": "blocks and global vectors",
+    "global_window": "window and global tokens",
+    "grouped": "grouped projections",
 }
 """Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {

@@ -113,7 +113,7 @@ class Case:
         axes: Each a list of options of which one is drawn; the first is the plain one.
         auto: The class of transformers that builds the model.
         tokens: So many in a sequence; more than the windows and than the original rotary length.
-        arguments: What both models are called with beside ids: for further inputs.
+        global_tokens: Places of tokens that are global, of which some rows have fewer.
         spread: Standard deviation of the matrices.
         attention: How transformers computes it: ``"sdpa"`` where ``"eager"`` is not what it means.
         gguf: How a GGUF file of it is written; None: none is read.
@@ -138,6 +138,7 @@ class Case:
     alter: Callable[[Any, Mapping[str, Any]], None] | None = None
     features: tuple[int, int] | None = None
     pixels: tuple[int, int, int] | None = None
+    global_tokens: tuple[int, ...] = ()
     error: float = 5e-5
     gradient_error: float = 1e-4
 
@@ -190,6 +191,15 @@ class Case:
         ids = torch.randint(3, vocab, (batch, self.tokens), generator=generator)
         ids[:, -1] = vocab - 1  # ends a text, where a model looks for that
         return ids
+
+    def named(self, ids: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Our argument of global tokens and theirs, or none where their default is tried."""
+        if not self.global_tokens or self.auto.endswith("SequenceClassification"):
+            return {}, {}
+        tokens = torch.zeros(ids.shape, dtype=torch.bool)
+        for row in range(len(ids)):
+            tokens[row, list(self.global_tokens[row % 3 :])] = True
+        return {"global_tokens": tokens}, {"global_attention_mask": tokens.long()}
 
     def source(self) -> Tensor:
         """What the encoder of an encoder-decoder reads: ids, or mel features of two sounds."""
@@ -304,8 +314,7 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
     ids = ids.masked_fill(~keep, theirs.config.pad_token_id or 0)
     if ours.config.task is not None and ours.config.task.pooling == "end":
         ids[torch.arange(8), lengths - 1] = ours.config.eos_token_ids[0]
-    segments: dict[str, Tensor] = {}
-    their_segments: dict[str, Tensor] = {}
+    segments, their_segments = case.named(ids)
     embedding = ours.config.embedding
     if embedding.num_segments > 1:
         segments["segments"] = (torch.arange(case.tokens) > 4).long().expand_as(ids)
@@ -338,6 +347,8 @@ def _encoder_decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         keep = torch.arange(source.shape[1]) < lengths[:, None]
         context["encoder_mask"] = KeyLengths(lengths)
         their_context = {"input_ids": source, "attention_mask": keep.long()}
+        named, theirs_named = case.named(source)
+        context, their_context = context | named, their_context | theirs_named
     with torch.no_grad():
         # With a cache to fill, FSMT's decoder sees tokens ahead.
         made = theirs(decoder_input_ids=ids, use_cache=False, **their_context)
@@ -383,13 +394,16 @@ def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:
     if kind == "encoder-decoder":
         source = case.source()
         called = "input_ids" if case.features is None else "input_features"
+        named, theirs_named = case.named(source)
         made = (
-            model(ids, encoder_ids=source)
+            model(ids, encoder_ids=source, **named)
             if is_ours
-            else model(**{called: source, "decoder_input_ids": ids}, use_cache=False)
+            else model(
+                **{called: source, "decoder_input_ids": ids}, use_cache=False, **theirs_named
+            )
         )
     else:
-        made = model(ids)
+        made = model(ids, **case.named(ids)[not is_ours])
     out = made if is_ours else _output(made)
     if case.pixels is None and out.ndim == 3 and out.shape[-1] > int(ids.max()):
         return F.cross_entropy(out[:, :-1].flatten(0, 1), ids[:, 1:].flatten())

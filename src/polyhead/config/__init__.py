@@ -9,6 +9,7 @@ from polyhead.config.attention import (
     QueryTemperatureConfig,
     RelativeBiasConfig,
 )
+from polyhead.config.block_sums import BlockSumsAttentionConfig
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.data import Data
 from polyhead.config.dense_and_experts import DenseAndExpertsConfig
@@ -22,9 +23,15 @@ from polyhead.config.embedding import (
     SinusoidConfig,
     TokenDropoutConfig,
 )
+from polyhead.config.expert_heads import ExpertHeadsAttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
+from polyhead.config.gated_latent import GatedLatentAttentionConfig
+from polyhead.config.global_blocks import GlobalBlocksAttentionConfig
+from polyhead.config.global_prefix import GlobalPrefixAttentionConfig
+from polyhead.config.global_window import GlobalWindowAttentionConfig
+from polyhead.config.grouped import GroupedAttentionConfig, GroupedFeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.hybrid_heads import HybridHeadsConfig
 from polyhead.config.hyper_connections import HyperConnectionsConfig
@@ -59,6 +66,7 @@ __all__ = [
     "AudioConfig",
     "BlockBoundsConfig",
     "BlockMeansConfig",
+    "BlockSumsAttentionConfig",
     "CallCost",
     "CrossLayerAttentionConfig",
     "Data",
@@ -67,10 +75,17 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",
+    "ExpertHeadsAttentionConfig",
     "FeedForwardConfig",
     "Frontend",
     "GatedAttentionConfig",
     "GatedDeltaNetConfig",
+    "GatedLatentAttentionConfig",
+    "GlobalBlocksAttentionConfig",
+    "GlobalPrefixAttentionConfig",
+    "GlobalWindowAttentionConfig",
+    "GroupedAttentionConfig",
+    "GroupedFeedForwardConfig",
     "HeadLayout",
     "HeadTransformConfig",
     "HybridHeadsConfig",

@@ -168,6 +168,8 @@ class EmbeddingConfig(Data):
         frontend: What there is in place of a token table.
         token_dropout: Of an encoder that scales tokens by how many of them are masked.
         dropout: Dropout of the result, when training.
+        prefix: Learned vectors in front of what an encoder-decoder's encoder reads, which are no
+            part of its output.
     """
 
     positions: Literal["learned", "sinusoidal"] | None = None
@@ -183,6 +185,7 @@ class EmbeddingConfig(Data):
     num_tasks: int = 0
     token_dropout: TokenDropoutConfig | None = None
     segments_optional: bool = False
+    prefix: int = 0
 
     def __post_init__(self) -> None:
         if self.segments_optional and not self.num_segments:
@@ -194,6 +197,7 @@ class EmbeddingConfig(Data):
             raise ConfigError("position_offset needs positions: got positions=None")
         check_whole("num_segments", self.num_segments, least=0)
         check_whole("num_tasks", self.num_tasks, least=0)
+        check_whole("embedding prefix", self.prefix, least=0)
         check_positive("embedding scale", self.scale)
         check_share("embedding dropout", self.dropout)
         if self.frontend is not None and (
@@ -231,5 +235,7 @@ class EmbeddingConfig(Data):
         for count in (rows, self.num_segments, self.num_tasks):
             if count:
                 yield ParameterGroup("embedding", 1, count * summed, multiplied=False)
+        if self.prefix:
+            yield ParameterGroup("embedding", self.prefix, E, multiplied=False)
         if self.norm is not None:
             yield ParameterGroup("norms", 1, self.norm.parameters(summed), multiplied=False)

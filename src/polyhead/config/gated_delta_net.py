@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from polyhead.config.attention import greatest_divisor
-from polyhead.config.data import check_whole
+from polyhead.config.data import check_positive, check_whole
 from polyhead.config.layout import CallCost, HeadLayout, shared
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.parameter_groups import ParameterGroup
@@ -115,17 +115,26 @@ class KimiDeltaAttentionConfig(GatedDeltaNetConfig, kind="kimi_delta"):
 
     Attributes:
         gate_rank: Features through which decays and gates are made; None: ``head_v_dim``.
+        low_rank: False: they are made straight from the input (Ling 3.0).
+        decay_bound: b of a decay −b · sigmoid(exp(A) · raw), which is at least −b; None: it has no
+            bound, −exp(A) · softplus(raw).
 
     Raises:
         ConfigError: Sizes that do not go together.
     """
 
     gate_rank: int | None = None
+    low_rank: bool = True
+    decay_bound: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.gate_rank is not None:
             check_whole("gate_rank", self.gate_rank)
+            if not self.low_rank:
+                raise ConfigError(f"gate_rank needs low_rank: got gate_rank={self.gate_rank}")
+        if self.decay_bound is not None:
+            check_positive("decay_bound", self.decay_bound)
         if self.num_key_heads != self.num_heads:
             raise ConfigError(
                 "Kimi delta attention has a key for each state: got num_key_heads="
@@ -143,17 +152,19 @@ class KimiDeltaAttentionConfig(GatedDeltaNetConfig, kind="kimi_delta"):
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         E, H, K, V, R = embed_dim, self.num_heads, self.head_k_dim, self.head_v_dim, self.rank
+        into = R if self.low_rank else E
         for size in (
             K * E,
             K * E,
             V * E,
             E,
             V * E,
-            K * R,
-            V * R,
+            K * into,
+            V * into,
         ):  # q, k, v, β, output, decay, gate
             yield ParameterGroup("attention", H, size)
-        yield ParameterGroup("attention", 1, 2 * R * E)
+        if self.low_rank:
+            yield ParameterGroup("attention", 1, 2 * R * E)
         yield ParameterGroup("attention", 1, self.channels * self.conv_kernel, as_numbers=True)
         yield ParameterGroup("attention", H, 1 + K, multiplied=False)
         yield ParameterGroup("norms", 1, V, multiplied=False)

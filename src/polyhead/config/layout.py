@@ -20,6 +20,12 @@ from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig
 from polyhead.errors import ConfigError
 
+EMBEDDING = -1
+"""The number under which the embedding hands on, and what a call is given beside tokens."""
+
+GLOBAL_TOKENS = "global_tokens"
+"""What a call of an encoder may name, ``[B, T]`` bool; None is handed on where it does not."""
+
 
 @dataclass(frozen=True)
 class AttentionSpan:
@@ -84,6 +90,13 @@ class HeadLayout(OneOfSeveral, ABC):
         "cross_layer": "polyhead.config.cross_layer",
         "rg_lru": "polyhead.config.rg_lru",
         "hybrid_heads": "polyhead.config.hybrid_heads",
+        "expert_heads": "polyhead.config.expert_heads",
+        "gated_latent": "polyhead.config.gated_latent",
+        "global_window": "polyhead.config.global_window",
+        "global_blocks": "polyhead.config.global_blocks",
+        "global_prefix": "polyhead.config.global_prefix",
+        "grouped": "polyhead.config.grouped",
+        "block_sums": "polyhead.config.block_sums",
     }
 
     num_heads: int
@@ -212,6 +225,7 @@ class Network(OneOfSeveral, ABC):
         "mixture": "polyhead.config.mixture",
         "sub_norm": "polyhead.config.sub_norm",
         "dense_and_experts": "polyhead.config.dense_and_experts",
+        "grouped": "polyhead.config.grouped",
     }
     norms_input: ClassVar[bool] = False
     """Whether it norms what it reads by itself, so that its layer has no norm before it."""

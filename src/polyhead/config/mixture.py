@@ -38,6 +38,7 @@ class MixtureConfig(Network, kind="mixture"):
             over the chosen experts alone (GPT-OSS, Granite MoE).
         weighs: Whether weights multiply what experts give (``"output"``) or what they are given
             (``"input"``, Llama 4).
+        output_bias: Whether a learned vector is added to the routed experts' sum (JetMoE).
         capacity: Tokens of a sequence that an expert takes in one call, first come first served;
             None: all (Switch Transformers has 64). A token that finds no room gets 0.
         scale: Factor of the routed experts' sum.
@@ -67,6 +68,7 @@ class MixtureConfig(Network, kind="mixture"):
     capacity: int | None = None
     shared_scale: float = 1.0
     choice_bias_of: Literal["scores", "logits"] = "scores"
+    output_bias: bool = False
 
     def __post_init__(self) -> None:
         check_choice("scoring", self.scoring, ("softmax", "sigmoid", "sparsemixer"))
@@ -129,6 +131,8 @@ class MixtureConfig(Network, kind="mixture"):
         for bias in (self.choice_bias, self.router_bias):
             if bias:
                 yield ParameterGroup("feed_forward", 1, X, multiplied=False)
+        if self.output_bias:
+            yield ParameterGroup("feed_forward", 1, embed_dim, multiplied=False)
         if self.shared is not None:
             yield from self.shared.parameter_groups(embed_dim)
             if self.shared_gate:

@@ -18,6 +18,7 @@ from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
+from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS
 from polyhead.config.norm import NormConfig
 from polyhead.config.per_layer import PerLayerEmbeddingConfig
 from polyhead.config.streams import StreamsConfig
@@ -126,6 +127,8 @@ class TransformerConfig(Data):
             )
         if self.kind != "encoder-decoder" and self.encoder != EncoderConfig():
             raise ConfigError(f"encoder belongs to kind 'encoder-decoder': got kind={self.kind!r}")
+        if self.embedding.prefix:
+            raise ConfigError("a prefix belongs to the embedding of an encoder-decoder's encoder")
         _check_per_layer(self)
         _check_streams(self)
         if self.kind != "encoder" and self.embedding.token_dropout is not None:
@@ -280,6 +283,8 @@ def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
     """Raises unless what every layer reads is handed on by an earlier one."""
     for i, layer in enumerate(layers):
         for what, source in layer.attention.reads.items():
+            if (source, what) == (EMBEDDING, GLOBAL_TOKENS):
+                continue
             if not 0 <= source < i or what not in layers[source].attention.hands_on:
                 raise ConfigError(
                     f"{name}: layer {i} reads the {what} of layer {source}, which must come before "

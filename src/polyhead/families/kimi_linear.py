@@ -29,7 +29,7 @@ from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.deepseek import write_attention
 
 _EVERY = 4
-_ALIASES = {
+ALIASES = {
     "max_position_embeddings": "model_max_length",
     "norm_topk_prob": "moe_renormalize",
     "n_group": "num_expert_group",
@@ -95,7 +95,7 @@ def _stated(keys: Keys, num_layers: int) -> tuple[Keys, list[str]]:
 
 def write(config: TransformerConfig) -> dict[str, Any]:
     found: list[Any] = [layer.attention for layer in config.layers]
-    full = next((each for each in found if each.kind == "latent"), None)
+    full = next((each for each in found if "latent" in each.kind), None)
     state = next((each for each in found if each.kind == "kimi_delta"), None)
     if full is None or state is None:
         raise ConfigError("this family needs layers of latent and of Kimi delta attention")
@@ -114,7 +114,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     if dense is not None:
         values["intermediate_size"] = dense.hidden_dim
     if mixture is not None:
-        values |= {_ALIASES.get(key, key): each for key, each in write_mixture(mixture).items()}
+        values |= {ALIASES.get(key, key): each for key, each in write_mixture(mixture).items()}
     return values
 
 
@@ -171,44 +171,46 @@ TENSORS = Tensors(
     ),
 )
 
+DEFAULTS: Mapping[str, Any] = {
+    "vocab_size": 163_840,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 1_048_576,
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "moe_intermediate_size": 1024,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.446,
+    "first_k_dense_replace": 1,
+    "linear_head_dim": 128,
+    "linear_num_heads": 32,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": None,
+    "bos_token_id": 163_584,
+    "eos_token_id": 163_586,
+    "pad_token_id": 163_839,
+}
+
 FAMILIES = (
     Family(
         "kimi_linear",
         "KimiLinear",
         read,
         TENSORS,
-        defaults={
-            "vocab_size": 163_840,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "max_position_embeddings": 1_048_576,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "q_lora_rank": None,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
-            "moe_intermediate_size": 1024,
-            "n_routed_experts": 256,
-            "n_shared_experts": 1,
-            "num_experts_per_tok": 8,
-            "n_group": 1,
-            "topk_group": 1,
-            "topk_method": "noaux_tc",
-            "norm_topk_prob": True,
-            "routed_scaling_factor": 2.446,
-            "first_k_dense_replace": 1,
-            "linear_head_dim": 128,
-            "linear_num_heads": 32,
-            "linear_conv_kernel_dim": 4,
-            "layer_types": None,
-            "bos_token_id": 163_584,
-            "eos_token_id": 163_586,
-            "pad_token_id": 163_839,
-        },
-        aliases=_ALIASES,
+        defaults=DEFAULTS,
+        aliases=ALIASES,
         write=write,
         harmless=frozenset(("num_nextn_predict_layers", "rope_theta", "rope_scaling")),
     ),

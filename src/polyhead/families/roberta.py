@@ -92,7 +92,7 @@ def table(rules: tuple[Rule, ...], prefix: str, values: Mapping[str, Any]) -> Te
     return HEADS.table(values, (*EMBEDDINGS, *rules), prefix)
 
 
-_DEFAULTS = {**DEFAULTS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+FAIRSEQ = {**DEFAULTS, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
 
 
 def _family(
@@ -101,7 +101,7 @@ def _family(
     prefix: str = "roberta.",
     rules: tuple[Rule, ...] = LAYERS,
     *,
-    defaults: Mapping[str, Any] = _DEFAULTS,
+    defaults: Mapping[str, Any] = FAIRSEQ,
     pre_norm: bool = False,
     embedding_norm: bool = True,
 ) -> Family:
@@ -139,7 +139,7 @@ FAMILIES = (
             *layers("attention.self_attn_layer_norm", "LayerNorm"),
             Rule("encoder.LayerNorm", "final_norm"),
         ),
-        defaults={**_DEFAULTS, "layer_norm_eps": 1e-5, "type_vocab_size": 1},
+        defaults={**FAIRSEQ, "layer_norm_eps": 1e-5, "type_vocab_size": 1},
         pre_norm=True,
         embedding_norm=False,
     ),

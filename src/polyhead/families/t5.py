@@ -159,7 +159,11 @@ def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
 
 
 def tables(
-    network: Mapping[str, str], name: str = "DenseReluDense", *, per_layer: bool = False
+    network: Mapping[str, str],
+    name: str = "DenseReluDense",
+    *,
+    per_layer: bool = False,
+    encoder: str = "SelfAttention",
 ) -> tuple[Rule, ...]:
     """Rules of both stacks.
 
@@ -167,19 +171,20 @@ def tables(
         network: A layer's network: the file's names and polyhead's.
         name: Name of the module that has them.
         per_layer: Whether every layer has a bias of its own.
+        encoder: Name of the module of the encoder's attention.
     """
     rules: list[Rule] = []
     for side, ours, last in (("encoder", "encoder_", 1), ("decoder", "", 2)):
-        layer = f"{side}.block.{{i}}.layer."
+        layer, heads = f"{side}.block.{{i}}.layer.", encoder if ours else "SelfAttention"
         number, biased = (
             ("{i}", f"{ours}relative_bias.{{i}}") if per_layer else ("0", f"{ours}relative_bias")
         )
         rules += [
             Rule(f"{side}.final_layer_norm", f"{ours}final_norm"),
-            Rule(f"{side}.block.{number}.layer.0.SelfAttention.relative_attention_bias", biased),
+            Rule(f"{side}.block.{number}.layer.0.{heads}.relative_attention_bias", biased),
             Rule(f"{layer}0.layer_norm", f"{ours}layers.{{i}}.attention_norm"),
             Rule(f"{layer}{last}.layer_norm", f"{ours}layers.{{i}}.feed_forward_norm"),
-            *_attention(f"{layer}0.SelfAttention", f"{ours}layers.{{i}}.attention"),
+            *_attention(f"{layer}0.{heads}", f"{ours}layers.{{i}}.attention"),
             *under(f"{layer}{last}.{name}.", f"{ours}layers.{{i}}.feed_forward.", network),
         ]
     cross = "decoder.block.{i}.layer.1"
@@ -195,10 +200,11 @@ DROPPED = {
         "no class reads it; the first releases wrote it"
     )
 }
+SHARED = tuple(Rule(name.removesuffix(".weight"), "embedding.tokens") for name in _TOKENS)
 _TABLES = {
     (gated, per_layer): Tensors(
         (
-            *(Rule(name.removesuffix(".weight"), "embedding.tokens") for name in _TOKENS),
+            *SHARED,
             *tables({**into, "wo": "down_proj"}, per_layer=per_layer),
         ),
         prefix="",

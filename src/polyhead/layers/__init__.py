@@ -7,12 +7,20 @@ from is in ``polyhead.config``.
 
 from polyhead.config import (
     AttentionConfig,
+    BlockSumsAttentionConfig,
     CrossLayerAttentionConfig,
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
+    ExpertHeadsAttentionConfig,
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
+    GatedLatentAttentionConfig,
+    GlobalBlocksAttentionConfig,
+    GlobalPrefixAttentionConfig,
+    GlobalWindowAttentionConfig,
+    GroupedAttentionConfig,
+    GroupedFeedForwardConfig,
     HybridHeadsConfig,
     HyperConnectionsConfig,
     IndexerConfig,
@@ -35,13 +43,20 @@ from polyhead.config import (
     SubNormFeedForwardConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.block_sums_attention import BlockSumsAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
+from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
+from polyhead.layers.gated_latent_attention import GatedLatentAttention
+from polyhead.layers.global_blocks_attention import GlobalBlocksAttention
+from polyhead.layers.global_prefix_attention import GlobalPrefixAttention
+from polyhead.layers.global_window_attention import GlobalWindowAttention
+from polyhead.layers.grouped import GroupedAttention, GroupedFeedForward
 from polyhead.layers.hybrid_heads import HybridHeads
 from polyhead.layers.hyper_connections import HyperConnections
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
@@ -64,12 +79,16 @@ __all__ = [
     "AttentionConfig",
     "AttentionHook",
     "AttentionRecord",
+    "BlockSumsAttention",
+    "BlockSumsAttentionConfig",
     "CrossLayerAttention",
     "CrossLayerAttentionConfig",
     "DenseAndExperts",
     "DenseAndExpertsConfig",
     "DifferentialAttention",
     "DifferentialAttentionConfig",
+    "ExpertHeadsAttention",
+    "ExpertHeadsAttentionConfig",
     "Experts",
     "FeedForward",
     "FeedForwardConfig",
@@ -77,6 +96,18 @@ __all__ = [
     "GatedAttentionConfig",
     "GatedDeltaNet",
     "GatedDeltaNetConfig",
+    "GatedLatentAttention",
+    "GatedLatentAttentionConfig",
+    "GlobalBlocksAttention",
+    "GlobalBlocksAttentionConfig",
+    "GlobalPrefixAttention",
+    "GlobalPrefixAttentionConfig",
+    "GlobalWindowAttention",
+    "GlobalWindowAttentionConfig",
+    "GroupedAttention",
+    "GroupedAttentionConfig",
+    "GroupedFeedForward",
+    "GroupedFeedForwardConfig",
     "HookHandle",
     "HybridHeads",
     "HybridHeadsConfig",

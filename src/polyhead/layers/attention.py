@@ -265,7 +265,10 @@ class MultiHeadAttention(HeadProjections):
             dropout_p=self.dropout if self.training else 0.0,
             kernel=kernel,
         )
-        heads = self._edited(self._finished(x, heads))
+        return self._output(x, self._edited(self._finished(x, heads)))
+
+    def _output(self, x: Tensor, heads: Tensor) -> Tensor:
+        """``[B, T, E]`` what the output projection makes of the heads' outputs ``[B, H, T, V]``."""
         B, _, T, _ = heads.shape
         joined = heads.transpose(1, 2).reshape(B, T, -1)
         return linear(joined, self._modules["o_proj"])

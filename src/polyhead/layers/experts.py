@@ -41,11 +41,13 @@ class Experts(Fixed):
         experts: The routed networks.
         shared: The network that every token visits, or None.
         shared_gate: ``[1, E]`` weight, or None.
+        output_bias: ``[E]``, or None.
         calls_all: Whether experts that no token visits are called too, on no tokens: processes that
             reduce gradients together must have gradients of the same parameters.
     """
 
     choice_bias: Tensor | None
+    output_bias: nn.Parameter | None
 
     def __init__(self, embed_dim: int, config: MixtureConfig) -> None:
         super().__init__()
@@ -60,6 +62,8 @@ class Experts(Fixed):
         shared = config.shared
         self.shared = None if shared is None else FeedForward.from_config(embed_dim, shared)
         self.shared_gate = nn.Linear(embed_dim, 1, bias=False) if config.shared_gate else None
+        added = nn.Parameter(torch.zeros(embed_dim)) if config.output_bias else None
+        self.register_parameter("output_bias", added)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``."""
@@ -74,6 +78,8 @@ class Experts(Fixed):
                 )
             weights = weights * in_time
         out = self._visited(flat, weights, chosen).view_as(x)
+        if self.output_bias is not None:
+            out = out + self.output_bias
         if self.shared is None:
             return out
         shared: Tensor = self.shared(x)

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-EMBEDDING = -1
-"""The number under which the embedding hands on."""
+from polyhead.config.layout import EMBEDDING
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.config import PerLayerEmbeddingConfig, PerLayerInputConfig
+from polyhead.config.layout import EMBEDDING
 from polyhead.layers.feed_forward import activate
 from polyhead.layers.fixed import Fixed
-from polyhead.layers.handed import EMBEDDING, Handed, handed_to
+from polyhead.layers.handed import Handed, handed_to
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
 

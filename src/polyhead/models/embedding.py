@@ -31,6 +31,7 @@ class Embedding(Fixed):
     """
 
     tokens: nn.Embedding | QuantizedEmbedding | None
+    prefix: nn.Parameter | None
 
     def __init__(
         self,
@@ -63,6 +64,14 @@ class Embedding(Fixed):
         self.segments = nn.Embedding(config.num_segments, summed) if config.num_segments else None
         self.tasks = nn.Embedding(config.num_tasks, summed) if config.num_tasks else None
         self.norm = None if config.norm is None else build_norm(summed, config.norm)
+        prefix = nn.Parameter(torch.empty(config.prefix, embed_dim)) if config.prefix else None
+        self.register_parameter("prefix", prefix)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the prefix: normal with standard deviation 0.02."""
+        if self.prefix is not None:
+            nn.init.normal_(self.prefix, std=0.02)
 
     @property
     def table(self) -> Tensor:
@@ -109,7 +118,7 @@ class Embedding(Fixed):
         segments: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """``[B, T, E]``.
+        """``[B, T, E]``, with the prefix in front ``[B, prefix + T, E]``.
 
         Args:
             ids: ``[B, T]`` whole numbers below vocab_size, or what the frontend reads.
@@ -152,6 +161,8 @@ class Embedding(Fixed):
             x = self.projection(x)
         if self.training and self.config.dropout:
             x = dropped(x, self.config.dropout)
+        if self.prefix is not None:
+            x = torch.cat((self.prefix.expand(len(x), -1, -1), x), dim=1)
         return x
 
     def _of_segments(self, ids: Tensor, segments: Tensor) -> Tensor:

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from polyhead._utils.checks import check_int
 from polyhead.caches import ModelCache, Quantized
-from polyhead.config import TransformerConfig
+from polyhead.config import LayerConfig, TransformerConfig
+from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
+from polyhead.layers.handed import Handed
 from polyhead.native import batch_invariant
 from polyhead.semantics.tokens import active_capture, is_of, is_traced
 
@@ -120,6 +122,30 @@ def check_positions(
             f"the model's context is {max_positions} tokens, positions 0 to {max_positions - 1}: "
             f"got position {high}"
         )
+
+
+def global_tokens_of_call(layers: tuple[LayerConfig, ...], tokens: Tensor, ids: Tensor) -> Handed:
+    """What a call hands on to an encoder's layers.
+
+    Args:
+        layers: Configurations of the layers.
+        tokens: ``[B, T]`` bool, the global ones.
+        ids: ``[B, T]``.
+
+    Raises:
+        TypeError: Not a tensor of bool.
+        ValueError: No layer reads them, or a shape that does not belong to ``ids``.
+    """
+    if not any(GLOBAL_TOKENS in layer.attention.reads for layer in layers):
+        raise ValueError("global_tokens belong to windows with global tokens: no layer has one")
+    if not isinstance(tokens, Tensor) or tokens.dtype != torch.bool:
+        got = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"global_tokens must be a tensor of bool: got {got}")
+    if tokens.shape != ids.shape:
+        raise ValueError(
+            f"global_tokens must be [B, T] = {list(ids.shape)} as ids: got {list(tokens.shape)}"
+        )
+    return Handed(0, {(EMBEDDING, GLOBAL_TOKENS): sent(tokens, ids.device)})
 
 
 NO_CACHE = "an encoder sees all tokens at once: it takes no cache"

@@ -21,10 +21,11 @@ from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
+from polyhead.config.layout import EMBEDDING
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
 from polyhead.layers.fixed import Fixed
-from polyhead.layers.handed import EMBEDDING, Handed
+from polyhead.layers.handed import Handed
 from polyhead.layers.linear import product
 from polyhead.layers.norms import build_norm
 from polyhead.layers.packed import PackedRows
@@ -42,6 +43,7 @@ from polyhead.models.inputs import (
     check_call,
     check_counts,
     check_encoder_call,
+    global_tokens_of_call,
     sent,
 )
 from polyhead.models.observation import Observation, observe
@@ -141,6 +143,7 @@ class Transformer(Fixed):
         last: int | None = None,
         counts: Sequence[int] | None = None,
         kernel: str = "auto",
+        global_tokens: Tensor | None = None,
     ) -> Tensor:
         """Logits of every token, the output of ``config.task``, or without either hidden states.
 
@@ -165,6 +168,8 @@ class Transformer(Fixed):
                 one row after the other. Up to 64 of them are one native step, in which a row has
                 the bits that it has alone. Default: T of each.
             kernel: ``"auto"`` or the name of a kernel.
+            global_tokens: ``[B, T]`` bool, of an encoder-decoder ``[B, S]``: the encoder's tokens
+                that see all others and are seen by all, in models whose windows have such.
 
         Returns:
             ``[B, T or last, W]``, or ``[B, T or last, E]`` without a head.
@@ -186,6 +191,7 @@ class Transformer(Fixed):
             last=last,
             counts=counts,
             kernel=kernel,
+            global_tokens=global_tokens,
         )
         if self.task is not None:
             classes: Tensor = self.task(x, ids, mask)
@@ -207,6 +213,7 @@ class Transformer(Fixed):
         last: int | None = None,
         counts: Sequence[int] | None = None,
         kernel: str = "auto",
+        global_tokens: Tensor | None = None,
     ) -> Tensor:
         """What ``logits`` needs, ``[B, T or last, E]``; takes the arguments of a call."""
         start, before, given = 0, [], positions
@@ -227,7 +234,7 @@ class Transformer(Fixed):
         if cache is not None:
             cache.check_owner(self._config_json)
         context, context_mask = self._context(
-            ids, cache, encoder_ids, encoder_hidden, encoder_mask, kernel
+            ids, cache, encoder_ids, encoder_hidden, encoder_mask, kernel, global_tokens
         )
         if self.config.kind != "encoder":
             mask = self._causal if mask is None else self._causal & mask
@@ -239,7 +246,8 @@ class Transformer(Fixed):
             counted = (lengths_of(mask, ids, "token_dropout"),)
         at = start if positions is None else positions
         entered = [self.embedding(ids, at, segments, *counted)]
-        handed = self._handed(ids, entered[0], rows)
+        of_layers = None if self.config.kind == "encoder-decoder" else global_tokens
+        handed = self._handed(ids, entered[0], rows, of_layers)
         if self.streams is not None:
             entered = [self.streams.enter(entered.pop())]
         try:
@@ -276,8 +284,12 @@ class Transformer(Fixed):
             x = self.final_norm(x)
         return x
 
-    def _handed(self, ids: Tensor, x: Tensor, rows: PackedRows | None) -> Handed | None:
-        """What the embedding hands on to the layers, or None."""
+    def _handed(
+        self, ids: Tensor, x: Tensor, rows: PackedRows | None, global_tokens: Tensor | None
+    ) -> Handed | None:
+        """What the embedding and the call hand on to the layers, or None."""
+        if global_tokens is not None:
+            return global_tokens_of_call(self.config.layers, global_tokens, ids)
         if self.per_layer_embedding is None:
             return None
         vectors = self.per_layer_embedding(ids, x)
@@ -329,6 +341,7 @@ class Transformer(Fixed):
         segments: Tensor | None = None,
         mask: Mask | None = None,
         kernel: str = "auto",
+        global_tokens: Tensor | None = None,
     ) -> Tensor:
         """The encoder's output ``[B, S, E]``, of an encoder-decoder or an encoder.
 
@@ -338,13 +351,19 @@ class Transformer(Fixed):
             segments: ``[B, S]`` token types, for models that have them.
             mask: Padding and the like, ``KeyLengths(lengths)``.
             kernel: ``"auto"`` or the name of a kernel.
+            global_tokens: ``[B, S]`` bool, as in a call.
 
         Raises:
             ValueError: A decoder, or what a call raises.
         """
         if self.config.kind == "encoder":
             return self.hidden_states(
-                ids, positions=positions, segments=segments, mask=mask, kernel=kernel
+                ids,
+                positions=positions,
+                segments=segments,
+                mask=mask,
+                kernel=kernel,
+                global_tokens=global_tokens,
             )
         if not self.encoder_layers:
             raise ValueError("a decoder has no encoder: encode needs an encoder or encoder-decoder")
@@ -362,7 +381,13 @@ class Transformer(Fixed):
             context_caches=nothing,
             kernel=kernel,
             recompute=self.recompute,
+            handed=(
+                None
+                if global_tokens is None
+                else global_tokens_of_call(self.config.encoder_layers, global_tokens, ids)
+            ),
         )
+        x = x[:, embedding.config.prefix :]
         if self.encoder_final_norm is not None:
             x = self.encoder_final_norm(x)
         return x
@@ -431,6 +456,7 @@ class Transformer(Fixed):
         encoder_hidden: Tensor | None,
         encoder_mask: Mask | None,
         kernel: str,
+        global_tokens: Tensor | None,
     ) -> tuple[Tensor | None, Mask | None]:
         """The encoder's output and its mask, given, computed or remembered."""
         given = encoder_ids is not None or encoder_hidden is not None
@@ -441,6 +467,8 @@ class Transformer(Fixed):
                     f"this is kind={self.config.kind!r}"
                 )
             return None, None
+        if global_tokens is not None and encoder_ids is None:
+            raise ValueError("global_tokens are among encoder_ids: got none of these")
         if encoder_ids is not None and encoder_hidden is not None:
             raise ValueError("give encoder_ids or encoder_hidden: got both")
         if cache is not None and cache.context is not None:
@@ -453,7 +481,9 @@ class Transformer(Fixed):
                 )
             return cache.context, cache.context_mask
         if encoder_ids is not None:
-            encoder_hidden = self.encode(encoder_ids, mask=encoder_mask, kernel=kernel)
+            encoder_hidden = self.encode(
+                encoder_ids, mask=encoder_mask, kernel=kernel, global_tokens=global_tokens
+            )
         if encoder_hidden is None:
             raise ValueError("an encoder-decoder needs encoder_ids or encoder_hidden: got neither")
         shape = (ids.shape[0], self._encoder_dim)

@@ -185,6 +185,7 @@ class _Encode:
         segments: Tensor | None = None,
         mask: Mask | None = None,
         kernel: str = "auto",
+        global_tokens: Tensor | None = None,
     ) -> Tensor:
         model = self.model
         if model.encoder_layers:
@@ -197,8 +198,9 @@ class _Encode:
                 "encoder", model, ids, positions, sizes, mask, segments is None, kernel=kernel
             )
         made = type(model).encode(
-            model, ids, positions=positions, segments=segments, mask=mask, kernel=kernel
-        )
+            model, ids, positions=positions, segments=segments, mask=mask, kernel=kernel,
+            global_tokens=global_tokens,
+        )  # fmt: skip
         return tell_backward(self.context.dimensions, made) if model.encoder_layers else made
 
 

@@ -83,6 +83,40 @@ CASES = (
         auto="AutoModel",
         axes=(*_PLAIN, ({}, {"type_vocab_size": 2}), ropes(8)),
     ),
+    Case(
+        "big_bird",
+        {**_MHA, "block_size": 2, "num_random_blocks": 1},
+        auto="AutoModel",
+        axes=(
+            tuple(each for each in _PRE_TRAINED if "Question" not in each.get("auto", "")),
+            *_SMOOTH[1:],
+            ({}, {"attention_type": "original_full"}, {"block_size": 3}, {"block_size": 64}),
+            ({}, {"num_random_blocks": 2}, {"num_random_blocks": 3}),
+            ({}, {"use_bias": False}, {"rescale_embeddings": True}),
+        ),
+    ),
+    Case(
+        "squeezebert",
+        {**_MHA, "embedding_size": 32},
+        auto="AutoModel",
+        axes=(
+            *_SMOOTH,
+            ({}, {"type_vocab_size": 1}),
+            ({}, {"q_groups": 1, "k_groups": 2}, {"v_groups": 8, "post_attention_groups": 2}),
+            ({}, {"intermediate_groups": 1}, {"output_groups": 1}),
+        ),
+    ),
+    Case(
+        "longformer",
+        {**_FAIRSEQ, "attention_window": 8},
+        auto="AutoModel",
+        axes=(
+            *_SMOOTH,
+            ({}, {"attention_window": [4, 16]}, {"attention_window": 4}),
+            ({}, {"type_vocab_size": 1}, {"pad_token_id": 0}),
+        ),
+        global_tokens=(0, 3, 17),
+    ),
     Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
     Case(
         "distilbert",

@@ -1,6 +1,6 @@
 from typing import Any
 
-from harness import Case
+from harness import Case, ropes
 
 _SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -41,5 +41,26 @@ CASES = (
             ({}, {"linear_conv_kernel_dim": 2}, _STATED),
         ),
         tokens=80,
+    ),
+    Case(
+        "bailing_hybrid",
+        {
+            **{key: each for key, each in _SIZES.items() if not key.startswith("linear_")},
+            "head_dim": 32,
+            "num_local_experts": 6,
+            "n_group": 2,
+            "topk_group": 1,
+        },
+        axes=(
+            ({}, {"attention_bias": True}, {"kda_safe_gate": False}, {"kda_lower_bound": -2.0}),
+            ({}, {"mlp_layer_types": ["sparse", "dense", "dense"]}, {"norm_topk_prob": False}),
+            ({}, {"short_conv_kernel_size": 2}, {"layer_types": None, "layer_group_size": 2}),
+            # transformers writes the base twice
+            tuple({**each, "rope_theta": 500.0} if each else each for each in ropes(4)),
+        ),
+        tokens=80,
+        # Decays down to e^-5 a token cost transformers' chunks digits.
+        error=3e-4,
+        gradient_error=1e-3,
     ),
 )

@@ -30,6 +30,16 @@ def _ernie(config: Any) -> dict[str, Any]:
 
 CASES = (
     Case(
+        "jetmoe",
+        {"num_attention_heads": None, "kv_channels": 12, "num_local_experts": 5},
+        axes=(
+            TIED,
+            ({}, {"num_experts_per_tok": 1}, {"num_experts_per_tok": 3}),
+            ({}, {"num_key_value_heads": 1}, {"activation_function": "gelu"}),
+            ropes(12),
+        ),
+    ),
+    Case(
         "aria_text",
         {"intermediate_size": 24, "moe_num_experts": 5},
         axes=(

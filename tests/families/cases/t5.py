@@ -65,6 +65,23 @@ CASES = tuple(
     for name in ("t5", "mt5", "umt5")
 )
 
+CASES += (
+    Case(
+        "longt5",
+        _SIZES | {"local_radius": 3, "global_block_size": 4},
+        axes=(
+            ({"encoder_attention_type": "transient-global"}, {"encoder_attention_type": "local"}),
+            ({}, _OWN_HEAD),
+            _FORMS,
+            ({}, {"local_radius": 1}, {"local_radius": 30}),
+            ({}, {"global_block_size": 2}, {"global_block_size": 1}, {"global_block_size": 16}),
+            ({}, {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}),
+        ),
+        auto="AutoModelForSeq2SeqLM",
+        alter=_apart,
+    ),
+)
+
 _SPARSE = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 2}
 CASES += (
     Case(

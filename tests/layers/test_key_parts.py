@@ -1,0 +1,92 @@
+"""Attention over parts of keys: what hooks are shown is what was computed; calls are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import polyhead as ph
+from polyhead.config import (
+    AttentionConfig,
+    BlockSumsAttentionConfig,
+    FeedForwardConfig,
+    GlobalBlocksAttentionConfig,
+    GlobalPrefixAttentionConfig,
+    GlobalWindowAttentionConfig,
+    LayerConfig,
+    RelativeBiasConfig,
+    TransformerConfig,
+)
+from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.layers.registry import build_attention
+from polyhead.models import Transformer
+
+E, T = 24, 40
+SIZES = 4, 2, 6
+WINDOW = {"window": 4, "window_ahead": 3}
+LAYOUTS = {
+    "global window": GlobalWindowAttentionConfig(*SIZES, **WINDOW, global_first=True),
+    "block sums": BlockSumsAttentionConfig(
+        *SIZES, **WINDOW, block_size=4, sums_bias=RelativeBiasConfig(8, 12)
+    ),
+    "global blocks": GlobalBlocksAttentionConfig(*SIZES, block_size=3, first_again=2),
+    "global prefix": GlobalPrefixAttentionConfig(*SIZES, chunk=8, stagger=4, prefix=3),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_hooks_are_shown_one_softmax_over_all_parts(name: str) -> None:
+    torch.manual_seed(0)
+    layer = build_attention(E, LAYOUTS[name]).eval()
+    x, seen = torch.randn(2, T, E), []
+    mask = ph.KeyLengths([T - 3, 30])
+    with torch.no_grad():
+        alone = layer(x, mask=mask)
+        with layer.register_attention_hook(seen.append):
+            watched = layer(x, mask=mask)
+        assert torch.equal(alone, watched)
+        record = seen[0]
+        again, lse = ph.attention(
+            record.q, record.k, record.v, mask=record.mask, bias=record.bias, scale=record.scale,
+            kernel="reference", return_lse=True,
+        )  # fmt: skip
+    assert len(seen) == 1
+    real = slice(0, 27)  # of both rows, whatever stands before the tokens
+    torch.testing.assert_close(record.out[:, :, real], again[:, :, real])
+    torch.testing.assert_close(record.lse[:, :, real], lse[:, :, real])
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_other_masks_and_caches_are_refused(name: str) -> None:
+    layer = build_attention(E, LAYOUTS[name])
+    x = torch.randn(1, T, E)
+    with pytest.raises(UnsupportedError, match="no mask but KeyLengths"):
+        layer(x, mask=ph.Causal())
+    with pytest.raises(UnsupportedError, match="counted from 0: got cache"):
+        layer(x, cache=ph.DenseCache())
+
+
+def test_global_tokens_are_checked() -> None:
+    network = FeedForwardConfig(16)
+    given = {"vocab_size": 9, "embed_dim": E, "max_positions": 64}
+
+    def model(heads: AttentionConfig) -> Transformer:
+        layers = (LayerConfig(heads, network),)
+        return Transformer(TransformerConfig("encoder", layers=layers, **given))
+
+    ids = torch.zeros(2, 5, dtype=torch.long)
+    heads = LAYOUTS["global window"]
+    assert isinstance(heads, AttentionConfig)
+    with pytest.raises(TypeError, match="global_tokens must be a tensor of bool"):
+        model(heads)(ids, global_tokens=ids)
+    with pytest.raises(ValueError, match=r"global_tokens must be \[B, T\] = \[2, 5\]"):
+        model(heads)(ids, global_tokens=torch.zeros(2, 4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="no layer has one"):
+        model(AttentionConfig(4, 2, 6))(ids, global_tokens=ids.bool())
+
+
+def test_a_window_with_global_tokens_is_an_encoders() -> None:
+    with pytest.raises(ConfigError, match="give window_ahead"):
+        GlobalWindowAttentionConfig(*SIZES, window=4)
+    with pytest.raises(ConfigError, match="need a window"):
+        GlobalWindowAttentionConfig(*SIZES)
