@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polyhead.lab.benchmarks import Settings, measure, sentences, speech
-from polyhead.lab.benchmarks.peers import MINILM, WHISPER, installed
+from polyhead.lab.benchmarks import Settings, measure, sentences, serving, speech
+from polyhead.lab.benchmarks.peers import MINILM, SMOLLM2, WHISPER, installed
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -29,3 +29,16 @@ def test_minilm_computes_what_the_others_do() -> None:
         found = [measure(case, settings) for case in sentences.cases(settings)]
     assert [result.case.unit for result in found] == ["sentences/s"] * 2
     assert all("transformers" in result.ratios for result in found)
+
+
+def test_many_callers_get_the_texts_that_each_gets_alone() -> None:
+    if not installed(SMOLLM2):
+        pytest.skip(f"{SMOLLM2} is not installed")
+    settings = Settings(quick=True, dtypes=(torch.float32,), rounds=1)
+    with torch.no_grad():
+        found = [measure(case, settings) for case in serving.cases(settings)]
+    assert [result.case.length for result in found] == [8, 8, 256, 1024]
+    asked, _, shared, _ = found
+    assert asked.ratios.keys() >= {serving.INT8, serving.OVER_HTTP}
+    assert asked.processor_ratios.keys() == asked.ratios.keys()
+    assert shared.ratios[serving.UNSHARED] > 1

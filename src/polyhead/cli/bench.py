@@ -19,7 +19,7 @@ def bench(
         typer.Argument(
             metavar="ROUTINE",
             help="prefill, decode, chunk, window, features, mla, backward, growth, overhead, "
-            "model, sentences, speech, beams, memory, train, statistics; default: all.",
+            "model, serving, sentences, speech, beams, memory, train, statistics; default: all.",
             show_default=False,
         ),
     ] = None,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 Call = Callable[[], Any]
-Differs = Callable[[Tensor, Any], str | None]
+Differs = Callable[[Any, Any], str | None]
 Gauge = Callable[[Call], float]
 
 # Largest difference relative to the largest element. Peers round scores, weights or partial sums.
@@ -41,10 +41,12 @@ class Contestant:
     Attributes:
         differs: Says how its result differs from ours, or None; None where it computes something
             else on purpose, such as our own attention without a feature.
+        alike: The share of its result that is ours, where only some of it has to be.
     """
 
     run: Call
     differs: Differs | None
+    alike: Callable[[Any, Any], float] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,21 @@ class Limit:
     def times(self, share: float) -> Limit:
         """The limit of ``share`` times as much work."""
         return replace(self, share=self.share * share)
+
+
+class Wall(float):
+    """Seconds of a call by the clock.
+
+    Attributes:
+        processor: Seconds of all its threads together.
+    """
+
+    processor: float
+
+    def __new__(cls, seconds: float, processor: float) -> Wall:
+        made = super().__new__(cls, seconds)
+        made.processor = processor
+        return made
 
 
 def seconds(run: Call) -> float:
@@ -97,6 +114,7 @@ class Case:
         work: Operations, bytes or tokens of one call, for the rate.
         unit: Unit of the rate: "FLOP/s", "B/s", "tokens/s", "calls/s"; "" where the gauge is bytes.
         gauge: What is measured of a call: its seconds, or the bytes it takes.
+        turns: Turns at least; None: as usual. Long calls need few.
     """
 
     group: str
@@ -108,6 +126,7 @@ class Case:
     work: float = 0.0
     unit: str = "FLOP/s"
     gauge: Gauge = field(default=seconds)
+    turns: int | None = None
 
 
 def close(dtype: torch.dtype) -> Differs:

@@ -5,25 +5,33 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from polyhead.lab.benchmarks.case import Wall
+
 # llama.cpp prints other lines too; answers are recognized by their first characters.
 _MARK = "answer: "
 _SERVER = f"""
-import json, sys
+import json, sys, time
+from concurrent.futures import ThreadPoolExecutor
 import xllamacpp
 
+callers, tokens = int(sys.argv[3]), int(sys.argv[4])
 parameters = xllamacpp.CommonParams()
 parameters.model.path = sys.argv[1]
-parameters.n_ctx, parameters.n_parallel, parameters.verbosity = 2048, 1, -1
+parameters.n_ctx, parameters.n_parallel, parameters.verbosity = callers * tokens, callers, -1
 parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = int(sys.argv[2])
-server = xllamacpp.Server(parameters)
+server, pool = xllamacpp.Server(parameters), ThreadPoolExecutor(callers)
 for line in sys.stdin:
-    print({_MARK!r} + json.dumps(server.handle_completions(json.loads(line))), flush=True)
+    asked, begin, busy = json.loads(line), time.perf_counter(), time.process_time()
+    answers = [*pool.map(server.handle_completions, asked)]
+    taken = time.perf_counter() - begin, time.process_time() - busy
+    print({_MARK!r} + json.dumps([answers, *taken]), flush=True)
 """
 
 
@@ -35,14 +43,20 @@ class Told:
 
 
 class LlamaCpp:
-    """A model file that llama.cpp runs: greedy, one sequence, 2,048 tokens at most.
+    """A model file that llama.cpp runs, greedy.
+
+    Args:
+        file: Of the model.
+        callers: Sequences at a time; default 1.
+        tokens: Of a sequence at most, prompt and text; default 2,048.
 
     Raises:
-        RuntimeError: The process ended; the message has its last words.
+        RuntimeError: The process ended.
     """
 
-    def __init__(self, file: Path) -> None:
-        command = [sys.executable, "-c", _SERVER, str(file), str(torch.get_num_threads())]
+    def __init__(self, file: Path, callers: int = 1, tokens: int = 2048) -> None:
+        numbers = torch.get_num_threads(), callers, tokens
+        command = [sys.executable, "-c", _SERVER, str(file), *map(str, numbers)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL, text=True,
@@ -65,17 +79,26 @@ class LlamaCpp:
         token: int = answer["choices"][0]["logprobs"]["content"][0]["id"]
         return token
 
+    def texts(self, prompts: Sequence[Sequence[int]], new: int) -> tuple[list[str], Wall]:
+        """Texts of ``new`` tokens after prompts that are asked for at the same time."""
+        options = {"max_tokens": new, "ignore_eos": True, "cache_prompt": False}
+        answers, taken = self._ask_all([{"prompt": [*ids], **options} for ids in prompts])
+        return [answer["choices"][0]["text"] for answer in answers], taken
+
     def _ask(self, ids: list[int], **options: Any) -> dict[str, Any]:
+        (answer,), _ = self._ask_all([{"prompt": ids, "cache_prompt": True} | options])
+        return answer
+
+    def _ask_all(self, requests: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Wall]:
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
         assert pipe_in is not None
         assert pipe_out is not None
-        request = {"prompt": ids, "temperature": 0, "cache_prompt": True} | options
-        pipe_in.write(json.dumps(request) + "\n")
+        pipe_in.write(json.dumps([{"temperature": 0} | each for each in requests]) + "\n")
         pipe_in.flush()
         for line in pipe_out:
             if line.startswith(_MARK):
-                answer: dict[str, Any] = json.loads(line.removeprefix(_MARK))
-                return answer
+                answers, wall, processor = json.loads(line.removeprefix(_MARK))
+                return answers, Wall(wall, processor)
         raise RuntimeError(f"llama.cpp ended with code {self._process.wait()}")
 
     def close(self) -> None:

@@ -5,11 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from polyhead.errors import DisagreementError
-from polyhead.lab.benchmarks.case import Call, Case, Gauge, Limit, Settings, device_seconds, seconds
+from polyhead.lab.benchmarks.case import (
+    Call,
+    Case,
+    Gauge,
+    Limit,
+    Settings,
+    Wall,
+    device_seconds,
+    seconds,
+)
 
 OURS = "polyhead"
 _LIMIT = "limit: "
@@ -35,8 +44,19 @@ class Sample:
         low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
         return low, high
 
+    @property
+    def processor(self) -> float | None:
+        """Median of the processor's seconds, where they were measured."""
+        found = [each.processor for each in self.values if isinstance(each, Wall)]
+        return statistics.median(found) if found else None
+
     def as_dict(self) -> dict[str, Any]:
-        return {"median": self.median, "quartiles": list(self.quartiles), "turns": len(self.values)}
+        found = {
+            "median": self.median,
+            "quartiles": list(self.quartiles),
+            "turns": len(self.values),
+        }
+        return found if self.processor is None else found | {"processor": self.processor}
 
 
 @dataclass(frozen=True)
@@ -47,6 +67,7 @@ class Result:
         case: The case, without the ways of doing it: they hold tensors and models.
         limit: What the machine would take for this work at best, or None.
         bound: The limit that this is: of several the one that takes longest.
+        alike: The share of a peer's result that is ours, where only some of it has to be.
     """
 
     case: Case
@@ -54,11 +75,22 @@ class Result:
     peers: Mapping[str, Sample]
     limit: Sample | None
     bound: Limit | None
+    alike: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ratios(self) -> dict[str, float]:
         """Median of each peer over our median: above 1, polyhead is ahead."""
         return {name: sample.median / self.ours.median for name, sample in self.peers.items()}
+
+    @property
+    def processor_ratios(self) -> dict[str, float]:
+        """The same of the processor's seconds, where they were measured."""
+        ours = self.ours.processor
+        return {
+            name: sample.processor / ours
+            for name, sample in self.peers.items()
+            if ours and sample.processor is not None
+        }
 
     @property
     def of_limit(self) -> float | None:
@@ -72,13 +104,15 @@ class Result:
 
 def measure(case: Case, settings: Settings) -> Result:
     """Compares the results of a case, then measures every way of doing it in turns."""
-    expected = case.ours()
+    expected, alike = case.ours(), {}
     for name, peer in case.peers.items():
         found = peer.run()
         if peer.differs is not None and (why := peer.differs(expected, found)) is not None:
             raise DisagreementError(
                 f"{case.group}, {case.length}, {case.dtype}: {name} and polyhead disagree: {why}"
             )
+        if peer.alike is not None:
+            alike[name] = peer.alike(expected, found)
     runs: dict[Any, Call] = {OURS: case.ours}
     runs |= {name: peer.run for name, peer in case.peers.items()}
     runs |= {_LIMIT + limit.kind: limit.run for limit in case.limits}
@@ -90,7 +124,7 @@ def measure(case: Case, settings: Settings) -> Result:
     sample, bound = max(limits, key=lambda pair: pair[0].median, default=(None, None))
     case = _without_runs(case)
     bound = bound and replace(bound, run=_done)
-    return Result(case, samples.pop(OURS), samples, sample, bound)
+    return Result(case, samples.pop(OURS), samples, sample, bound, alike)
 
 
 def _without_runs(case: Case) -> Case:
@@ -102,11 +136,12 @@ def _done() -> Any:
 
 
 def _turns(runs: dict[Any, Call], case: Case, settings: Settings) -> dict[Any, list[float]]:
-    """Every way in turns, so that all meet the same noise; the first turn warms up."""
+    """Every way in turns, so that all meet the same noise; each was run once before, or is here."""
     taken: dict[Any, list[float]] = {name: [] for name in runs}
-    for run in runs.values():
-        run()
+    for limit in case.limits:
+        limit.run()
     budget, least, most = _BUDGET[settings.quick]
+    least = case.turns or least
     if case.gauge not in (seconds, device_seconds):  # bytes are the same in every turn, or nearly
         budget, least = 0.0, 2
     least, most = (settings.rounds, settings.rounds) if settings.rounds else (least, most)

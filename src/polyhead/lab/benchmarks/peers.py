@@ -37,6 +37,7 @@ class Package:
 
 
 SMOLLM2, GEMMA3, ONNX = "the SmolLM2 file", "the Gemma 3 file", "onnxruntime"
+HTTP = "the HTTP server"
 WHISPER, MINILM, ONNX_MODELS = "the Whisper file", "the MiniLM file", "onnxruntime, exported"
 PACKAGES = {
     "x-transformers": Package(("x_transformers",), "pip install x-transformers"),
@@ -59,6 +60,7 @@ PACKAGES = {
     ),
     "CTranslate2": Package(("ctranslate2",), "pip install ctranslate2"),
     "llama.cpp": Package(("xllamacpp",), "pip install xllamacpp"),
+    HTTP: Package(("starlette", "uvicorn", "prometheus_client"), "pip install 'polyhead[serve]'"),
     "flash-attn": Package(("flash_attn",), "pip install flash-attn --no-build-isolation"),
     "FlashInfer": Package(("flashinfer",), "pip install flashinfer-python"),
     "xformers": Package(("xformers",), "pip install xformers"),

@@ -35,6 +35,8 @@ def _row(routine: str, result: Result) -> dict[str, Any]:
         "unit": case.unit or None,
         "rates": {n: result.rate(s) for n, s in samples.items()} if case.unit else None,
         "ratios": result.ratios,
+        "processor_ratios": result.processor_ratios or None,
+        "alike": dict(result.alike) or None,
         "limit": None if result.limit is None or result.bound is None else {
             "kind": result.bound.kind, "name": result.bound.name,
             "rate": result.rate(result.limit), **result.limit.as_dict(),
@@ -90,7 +92,7 @@ def table(routine: str, summary: str, results: Iterable[Result]) -> Table:
         found.add_row(
             f"{result.case.group} {result.case.length}", dtype_name(result), _amount(result),
             _rate(result), _spread(result.ours), share,
-            "\n".join(f"{name} {ratio:.2f}" for name, ratio in result.ratios.items()),
+            "\n".join(_against(result, name) for name in result.peers),
         )  # fmt: skip
     return found
 
@@ -109,6 +111,16 @@ def means_table(found: Mapping[str, Sequence[Result]]) -> Table:
             ratio = f"{mean['ratio']:.0%}" if limit else f"{mean['ratio']:.2f}"
             shown.add_row(mean["routine"], mean["dtype"], mean["against"], ratio, str(mean["rows"]))
     return shown
+
+
+def _against(result: Result, name: str) -> str:
+    """A peer's time over ours; that of the processor; how much of its result is ours."""
+    words = f"{name} {result.ratios[name]:.2f}"
+    if (processor := result.processor_ratios.get(name)) is not None:
+        words += f", processor {processor:.2f}"
+    if (alike := result.alike.get(name)) is not None:
+        words += f", {alike:.0%} alike"
+    return words
 
 
 def _measured(result: Result) -> str:

@@ -17,13 +17,14 @@ from polyhead.lab.benchmarks import (
     model,
     overhead,
     sentences,
+    serving,
     speech,
     training,
     watched,
 )
 from polyhead.lab.benchmarks.attention import FLEX, MODULE, ONNX, SDPA, X_TRANSFORMERS
 from polyhead.lab.benchmarks.case import Case, Settings, device_seconds
-from polyhead.lab.benchmarks.peers import GEMMA3, MINILM, ONNX_MODELS, SMOLLM2, WHISPER
+from polyhead.lab.benchmarks.peers import GEMMA3, HTTP, MINILM, ONNX_MODELS, SMOLLM2, WHISPER
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ ROUTINES = {
         (SMOLLM2, GEMMA3, "transformers", "llama.cpp"),
         (SMOLLM2, GEMMA3, "transformers"),
     ),
+    "serving": Routine(serving.cases, (SMOLLM2, "llama.cpp", "transformers", HTTP)),
     "sentences": Routine(sentences.cases, (MINILM, "transformers", ONNX_MODELS)),
     "speech": Routine(speech.cases, (WHISPER, speech.CTRANSLATE2, "transformers")),
     "beams": Routine(beams.cases, ("transformers", SMOLLM2)),

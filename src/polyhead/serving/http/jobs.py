@@ -142,7 +142,7 @@ def job_of(models: Models, path: str, body: Mapping[str, Any], caller: str = "")
         chat,
         prompts,
         answers,
-        _new_tokens(models, model, options, chat, max(map(len, prompts))),
+        _new_tokens(models, served, options, chat, max(map(len, prompts))),
         drawn,
         options.get("seed"),
         options.get("stop", []),
@@ -184,24 +184,29 @@ def _completed(model: LanguageModel, prompt: str | list[int]) -> list[int]:
 
 
 def _new_tokens(
-    models: Models, model: LanguageModel, options: Mapping[str, Any], chat: bool, prompt: int
+    models: Models, served: Served, options: Mapping[str, Any], chat: bool, prompt: int
 ) -> int:
     """New tokens of each text at most.
 
     Raises:
-        ApiError: More than the context has room for.
+        ApiError: More than the context or the engine's cache has room for.
     """
-    context, name = model.config.max_positions, "max_completion_tokens"
+    assert served.engine is not None  # a decoder's
+    context, cache = served.model.config.max_positions, served.engine.max_tokens
+    holds = f"the cache holds {cache:,}"
+    if context <= cache:
+        holds = f"the model's context holds {context:,}"
+    name = "max_completion_tokens"
     wanted = options.get(name)
     if wanted is not None and "max_tokens" in options:
         raise refused("max_tokens", "max_tokens and max_completion_tokens are mutually exclusive")
     if wanted is None:
         name, wanted = "max_tokens", options.get("max_tokens")
-    left = context - prompt
+    left: int = min(context, cache) - prompt
     if left < 1:
         raise refused(
             "messages" if chat else "prompt",
-            f"the prompt has {prompt:,} tokens, the model's context holds {context:,}",
+            f"the prompt has {prompt:,} tokens, {holds}",
             "context_length_exceeded",
         )
     if wanted is None:
@@ -209,8 +214,7 @@ def _new_tokens(
     if wanted > left:
         raise refused(
             name,
-            f"{name} is {wanted:,} and the prompt has {prompt:,} tokens: the model's context holds "
-            f"{context:,}",
+            f"{name} is {wanted:,} and the prompt has {prompt:,} tokens: {holds}",
             "context_length_exceeded",
         )
     return int(wanted)
