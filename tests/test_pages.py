@@ -43,7 +43,7 @@ def smollm2():
         ("long-context.md", 4),
         ("parallel.md", 3),
         ("recurrence.md", 5),
-        ("selecting.md", 2),
+        ("selecting.md", 3),
         ("replacing.md", 4),
         ("tutorials/small-transformer.md", 6),
         with_model("start.md", 5),
