@@ -29,10 +29,13 @@ from polyhead.layers import (
     CrossLayerAttentionConfig,
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
+    ExpertHeadsAttentionConfig,
     Experts,
     FeedForwardConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
+    GatedLatentAttentionConfig,
+    GroupedAttentionConfig,
     HybridHeadsConfig,
     HyperConnectionsConfig,
     IndexerConfig,
@@ -128,6 +131,17 @@ LAYERS = {
     "gated heads": Case(LayerConfig(GatedAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)),
     "heads with a norm": Case(
         LayerConfig(SubNormAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW), share=0.9
+    ),
+    "gated latent": Case(
+        LayerConfig(GatedLatentAttentionConfig(16, 64, 32, 32, 64), NARROW),
+        tokens=LONG,
+        tiles=TILES,
+    ),
+    "grouped heads": Case(
+        LayerConfig(GroupedAttentionConfig(16, 16, 64, q_groups=4, o_groups=2), NARROW), share=0.6
+    ),
+    "heads of experts": Case(
+        LayerConfig(ExpertHeadsAttentionConfig(16, 8, 64, num_experts=4), NARROW), share=0.5
     ),
     "differences": Case(
         LayerConfig(DifferentialAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)

@@ -71,6 +71,10 @@ class ExpertHeadsAttentionConfig(AttentionConfig, kind="expert_heads"):
         if self.sinks:
             yield ParameterGroup("attention", self.num_heads, 1, multiplied=False)
 
+    def with_num_kv_heads(self, num_kv_heads: int) -> AttentionConfig:
+        """The same: every expert has a query head for each kv head."""
+        return self
+
     def peak_activation_elements(
         self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
     ) -> int:
