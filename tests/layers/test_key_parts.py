@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import polyhead as ph
+from allocations import measured
 from polyhead.config import (
     AttentionConfig,
     BlockSumsAttentionConfig,
@@ -64,6 +67,18 @@ def test_other_masks_and_caches_are_refused(name: str) -> None:
         layer(x, mask=ph.Causal())
     with pytest.raises(UnsupportedError, match="counted from 0: got cache"):
         layer(x, cache=ph.DenseCache())
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_no_matrix_of_all_pairs_is_made(name: str) -> None:
+    config, tokens = LAYOUTS[name], 4096
+    if isinstance(config, GlobalBlocksAttentionConfig):
+        config = replace(config, block_size=64)  # of all pairs of blocks there is a matrix
+    layer = build_attention(E, config).eval()
+    x = torch.randn(1, tokens, E)
+    with torch.no_grad():
+        most, _ = measured(lambda: layer(x, mask=ph.KeyLengths(tokens - 10)))
+    assert most < tokens * tokens / 2  # where a matrix of bool has a byte for each
 
 
 def test_global_tokens_are_checked() -> None:
