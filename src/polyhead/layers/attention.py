@@ -265,7 +265,8 @@ class MultiHeadAttention(HeadProjections):
             dropout_p=self.dropout if self.training else 0.0,
             kernel=kernel,
         )
-        return self._output(x, self._edited(self._finished(x, heads)))
+        heads = self._edited(self._finished(x, heads))  # those before need not outlive this line
+        return self._output(x, heads)
 
     def _output(self, x: Tensor, heads: Tensor) -> Tensor:
         """``[B, T, E]`` what the output projection makes of the heads' outputs ``[B, H, T, V]``."""
