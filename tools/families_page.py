@@ -96,6 +96,8 @@ _WORDS = {
     "sparse MLA": "稀疏 MLA",
     "differential attention": "差分注意力",
     "gated attention": "门控注意力",
+    "heads that choose blocks": "选择块的头",
+    "native sparse attention": "原生稀疏注意力",
     "sub-norm attention": "内归一化注意力",
     "attention beside Mamba-2": "注意力与 Mamba-2 并列",
     "Kimi delta attention": "Kimi delta 注意力",
@@ -106,6 +108,7 @@ _WORDS = {
     "keys, values": "键、值",
     "pooled keys": "汇聚的键",
     "latents": "潜在向量",
+    "keys of an indexer": "索引器的键",
     "last inputs": "最近的输入",
     "state": "状态",
     "window and sums of blocks": "窗口与分块之和",
@@ -146,6 +149,8 @@ NAMES = {
     "sparse_latent": "sparse MLA",
     "differential": "differential attention",
     "gated": "gated attention",
+    "selective": "heads that choose blocks",
+    "native_sparse": "native sparse attention",
     "sub_norm": "sub-norm attention",
     "gated_delta": "gated DeltaNet",
     "kimi_delta": "Kimi delta attention",
@@ -167,7 +172,9 @@ NAMES = {
 """Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {
     "PerToken": "keys, values",
+    "Recent": "keys, values",
     "latent": "latents",
+    "index": "keys of an indexer",
     "OfLayer": "keys of an earlier layer",
     "State": "state",
     "Tail": "last inputs",
@@ -226,7 +233,8 @@ def _memories(config: TransformerConfig) -> Iterator[str]:
     """What a cache holds of the layers."""
     for layer in config.layers if config.kind != "encoder" else ():
         for memory in layer.attention.memories:
-            yield MEMORIES["latent" if getattr(memory, "latent", False) else type(memory).__name__]
+            kind = "latent" if getattr(memory, "latent", False) else type(memory).__name__
+            yield MEMORIES.get(memory.name, MEMORIES[kind])
 
 
 def _dimensions(config: TransformerConfig) -> Iterator[str]:

@@ -15,6 +15,7 @@ from polyhead.caches.sizes import Dense, Layout, Paged
 from polyhead.config import (
     AttentionConfig,
     BlockBoundsConfig,
+    BlockIndexerConfig,
     BlockMeansConfig,
     FeedForwardConfig,
     LayerConfig,
@@ -65,9 +66,23 @@ def by_bounds(
     return [own, *best(scores, config.top_k - 1)]
 
 
+def by_index(
+    mine: SelectiveAttention, x: Tensor, q: Tensor, k: Tensor, b: int, h: int, t: int
+) -> Blocks:
+    chooses, own, head = mine.selector, t // 4, h // (H // 2)
+    queries = chooses.q_norm(chooses.q_proj(x[b]).view(-1, 2, 10))[t, head]
+    keys = chooses.k_norm(chooses.k_proj(x[b, : own * 4]))
+    turned = torch.cat([keys, queries[None]])[None, None, :, :8]
+    at = torch.cat([torch.arange(own * 4), torch.tensor([t])])
+    turned = mine.rope.apply(turned, at)[0, 0]
+    products = turned[:-1] @ turned[-1] + keys[:, 8:] @ queries[8:]
+    return [own, *best(products.view(own, 4).amax(1), 2)] if own else [0]
+
+
 Formula = Callable[[SelectiveAttention, Tensor, Tensor, Tensor, int, int, int], Blocks]
 KINDS: dict[str, tuple[SelectorConfig, Formula]] = {
     "MoBA": (BlockMeansConfig(4, 3), by_means),
+    "MSA": (BlockIndexerConfig(4, 3, num_heads=2, head_dim=10), by_index),
     "Quest": (BlockBoundsConfig(4, 3, max_queries=99), by_bounds),
     "Quest by head": (BlockBoundsConfig(4, 3, shared=False, max_queries=99), by_bounds),
 }
@@ -289,6 +304,14 @@ def test_what_does_not_go_is_refused_by_name():
         mine(x, mask=CAUSAL, cache=ph.DenseCache())
     with pytest.raises(ConfigError, match="top_k must be a whole number"):
         BlockMeansConfig(4, 0)
+    with pytest.raises(ConfigError, match="at least last_blocks=2, which are always chosen: got 1"):
+        BlockIndexerConfig(4, 1, last_blocks=2)
+    for wrong, words in (
+        ({"num_heads": 3}, "num_heads must divide num_heads=4: got 3"),
+        ({"num_heads": 2, "head_dim": 6}, "head_dim must be at least 8, the features that are"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            heads(BlockIndexerConfig(4, 3, **wrong))
     with pytest.raises(ConfigError, match="max_queries must be a whole number"):
         BlockBoundsConfig(max_queries=0)
     with pytest.raises(ConfigError, match=r"causal and see nothing ahead.*window_ahead=2"):

@@ -51,7 +51,12 @@ from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConf
 from polyhead.config.rg_lru import RgLruConfig
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.selective_attention import SelectiveAttentionConfig
-from polyhead.config.selectors import BlockBoundsConfig, BlockMeansConfig, SelectorConfig
+from polyhead.config.selectors import (
+    BlockBoundsConfig,
+    BlockIndexerConfig,
+    BlockMeansConfig,
+    SelectorConfig,
+)
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.streams import AltUpConfig, StreamsConfig
@@ -65,6 +70,7 @@ __all__ = [
     "AttentionSpan",
     "AudioConfig",
     "BlockBoundsConfig",
+    "BlockIndexerConfig",
     "BlockMeansConfig",
     "BlockSumsAttentionConfig",
     "CallCost",

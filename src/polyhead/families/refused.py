@@ -34,7 +34,6 @@ REFUSED: Mapping[str, str] = {
     "doge": "its scores have a bias made of the values, whose largest alone are read",
     "zaya": "its queries and keys are convolved, and its routers read those of earlier layers",
     "hrm_text": "its two stacks of layers take turns over two states, several times for each token",
-    "minimax_m3_vl_text": "its layers choose the blocks of keys that each kv head reads",
     "cpmant": "it puts learned prompts before a text, and every token sees all others",
     "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
     "fnet": "it mixes tokens by a Fourier transform, not attention",

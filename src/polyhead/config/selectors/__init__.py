@@ -2,6 +2,7 @@
 
 from polyhead.config.selectors.base import SelectorConfig
 from polyhead.config.selectors.block_bounds import BlockBoundsConfig
+from polyhead.config.selectors.block_indexer import BlockIndexerConfig
 from polyhead.config.selectors.block_means import BlockMeansConfig
 
-__all__ = ["BlockBoundsConfig", "BlockMeansConfig", "SelectorConfig"]
+__all__ = ["BlockBoundsConfig", "BlockIndexerConfig", "BlockMeansConfig", "SelectorConfig"]

@@ -32,6 +32,7 @@ class SelectorConfig(OneOfSeveral, ABC):
     where: ClassVar[Mapping[str, str]] = {
         "block_means": "polyhead.config.selectors.block_means",
         "block_bounds": "polyhead.config.selectors.block_bounds",
+        "block_indexer": "polyhead.config.selectors.block_indexer",
     }
 
     size: int

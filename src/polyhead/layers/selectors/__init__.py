@@ -2,6 +2,7 @@
 
 from polyhead.layers.selectors.base import BlockSelector, Choice, build_selector
 from polyhead.layers.selectors.block_bounds import BlockBounds
+from polyhead.layers.selectors.block_indexer import BlockIndexer
 from polyhead.layers.selectors.block_means import BlockMeans
 
-__all__ = ["BlockBounds", "BlockMeans", "BlockSelector", "Choice", "build_selector"]
+__all__ = ["BlockBounds", "BlockIndexer", "BlockMeans", "BlockSelector", "Choice", "build_selector"]
