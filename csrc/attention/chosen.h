@@ -86,6 +86,17 @@ template <class T> class Gathered {
     const T *from_k_[kPrefillKeys], *from_v_[kPrefillKeys];  // null: the key is in its place already
 };
 
+// How far the first key of the list's next block is from a block of the same segment: processors cannot predict it.
+template <class T>
+void look_ahead(const Attention& c, const SegmentSlice& found, int64_t next, Content<T>& content) {
+    const KVSegment& segment = *found.segment;
+    if (next < 0 || next >= c.keys || segment.pages || segment.coding.group) return;
+    const SegmentSlice then = slice_at(c, next);
+    if (then.segment != found.segment) return;
+    content.k_ahead = (then.start - found.start) * segment.k_token;
+    content.v_ahead = (then.start - found.start) * segment.v_token;
+}
+
 // As over_keys, for the keys [from, to) of the rows' list.
 template <class T, class Block>
 void over_chosen(const Attention& c, const Rows& rows, int64_t from, int64_t to, int64_t size, T* scratch, Block&& block) {
@@ -107,8 +118,12 @@ void over_chosen(const Attention& c, const Rows& rows, int64_t from, int64_t to,
                 count = size;
                 const Keys keys = keys_at(*found.segment, rows.batch, found.start, count, index);
                 const Visible visible = visible_of(c, rows, keys);
-                if (visible != Visible::none)
-                    block(keys, visible, content_of<T>(c, rows, *found.segment, found.start, count, scratch));
+                if (visible != Visible::none) {
+                    auto content = content_of<T>(c, rows, *found.segment, found.start, count, scratch);
+                    if (left < count + size && entry + 1 < c.chosen_count)
+                        look_ahead(c, found, list[entry + 1] > last ? -1 : list[entry + 1] * c.chosen_size, content);
+                    block(keys, visible, content);
+                }
                 if (++visited % kBlocksPerCheck == 0 && stopped(c)) return;
             } else {
                 count = count < gathered.room() ? count : gathered.room();

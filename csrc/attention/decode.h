@@ -12,8 +12,9 @@ void decode_step(const Attention& c, const Rows& rows, int64_t i, const Keys& ke
     const bool pairs = kPairs<T> && c.value_dim % (2 * W) == 0;
     const int64_t padded = up_to(keys.length, pairs ? 2 * W : W);
     const uint64_t asked = share_to_ask((i + 3) / 4, (rows.count + 3) / 4);
-    dots_of_block<M, T>(q, c.key_dim, from.k, from.k_token, keys.length, s, kDecodeKeys, asked);
-    const uint64_t asked_of_values = (const void*)from.v == (const void*)from.k ? 0 : asked;  // a latent is prefetched once
+    dots_of_block<M, T>(q, c.key_dim, from.k, from.k_token, keys.length, s, kDecodeKeys, Ask{asked, from.k_ahead});
+    const bool once = (const void*)from.v == (const void*)from.k;  // a latent is prefetched once
+    const Ask asked_of_values{once ? 0 : asked, from.v_ahead};
     float factors[M];
     for (int m = 0; m < M; ++m)
         factors[m] = weigh(c, rows, i + m, keys, visible, s + m * kDecodeKeys, padded, state);

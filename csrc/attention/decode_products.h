@@ -28,14 +28,23 @@ inline uint64_t share_to_ask(int64_t pass, int64_t passes) {
     for (int64_t j = 8 * pass; j < kDecodeKeys; j += 8 * passes) asked |= (uint64_t)0xff << j;
     return asked;
 }
-inline int64_t distance_to_ask(uint64_t asked, int64_t j, int64_t token) { return asked >> (j & 63) & 1 ? kDecodeKeys * token : 0; }
+
+// What a pass prefetches: for which keys, and how many numbers ahead; 0: the block that follows in memory.
+struct Ask {
+    uint64_t keys = kAskAll;
+    int64_t ahead = 0;
+};
+inline int64_t distance_to_ask(const Ask& asked, int64_t j, int64_t token) {
+    if (!(asked.keys >> (j & 63) & 1)) return 0;
+    return asked.ahead ? asked.ahead : kDecodeKeys * token;
+}
 
 // For one or two rows, where memory limits the speed, every key is read to its end before the next one:
 // several at once are several streams, which the processor prefetches less well. For more, the numbers of a
 // row are kept for several keys.
 template <int M, class T>
 inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
-                 float* s, int64_t s_stride, uint64_t asked) {
+                 float* s, int64_t s_stride, const Ask& asked) {
     constexpr int N = kKeysAtOnce<M>;
     const int64_t far = distance_to_ask(asked, first, k_token);
     Vec acc[W] = {};
@@ -76,7 +85,7 @@ inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t 
 
 template <int M, class T>
 void dots_of_block(const void* q, int64_t D, const T* k, int64_t k_token, int64_t count, float* s,
-                   int64_t s_stride, uint64_t asked = kAskAll) {
+                   int64_t s_stride, const Ask& asked = {}) {
     constexpr int N = kKeysAtOnce<M>;
     for (int64_t j = 0; j < count; j += N)
         dots<M, T>(q, D, k + j * k_token, k_token, j, count - j < N ? count - j : N, s, s_stride, asked);
@@ -85,7 +94,7 @@ void dots_of_block(const void* q, int64_t D, const T* k, int64_t k_token, int64_
 // values[m] = factor[m] · values[m] + Σ_j s[m, j] v[j], for N vectors of columns.
 template <int M, int N, class T>
 inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
-                         float* values, int64_t width, const float* factors, uint64_t asked = kAskAll) {
+                         float* values, int64_t width, const float* factors, const Ask& asked = {}) {
     Vec acc[M][N];
     PH_UNROLL(8) for (int m = 0; m < M; ++m)
         PH_UNROLL(8) for (int n = 0; n < N; ++n) acc[m][n] = load(values + m * width + n * W) * factors[m];
@@ -107,7 +116,7 @@ inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v
 
 template <int M, class T>
 void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
-                   float* values, int64_t width, const float* factors, uint64_t asked) {
+                   float* values, int64_t width, const float* factors, const Ask& asked) {
     constexpr int N = PH_WIDTH == 16 ? 4 : 2;
     int64_t d = 0;
     if constexpr (kWide<M>)
@@ -124,7 +133,7 @@ void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token
 // are interleaved, which may leave columns in another order until the end.
 template <int M, int N>
 inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
-                                  int64_t count, float* values, int64_t width, const float* factors, uint64_t asked) {
+                                  int64_t count, float* values, int64_t width, const float* factors, const Ask& asked) {
     Vec acc[M][2 * N] = {};
     auto add = [&](int64_t j, const BFloat16* a, const BFloat16* b) {
         const BFloat16* next = a + distance_to_ask(asked, j, v_token);
@@ -155,7 +164,7 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
 
 template <int M>
 void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
-                            int64_t count, float* values, int64_t width, const float* factors, uint64_t asked) {
+                            int64_t count, float* values, int64_t width, const float* factors, const Ask& asked) {
     Pair weights[M * kDecodeKeys / 2];
     for (int m = 0; m < M; ++m)
         pack_weights(s + m * s_stride, up_to(count, 2 * W), weights + m * kDecodeKeys / 2);

@@ -181,6 +181,7 @@ inline bool is_finite(const BFloat16* x, int64_t n) {
 template <class T> struct Content {
     const T *k, *v;
     int64_t k_token, v_token;
+    int64_t k_ahead = 0, v_ahead = 0;  // numbers to the next block, to prefetch it; 0: it follows in memory
 };
 
 template <class T> inline void fetch(const T* row, int64_t n) {

@@ -5,8 +5,10 @@ import torch
 
 import polyhead as ph
 from polyhead.caches import DenseCache, Paged, PagedCache, QuantizedCache, RingCache
+from polyhead.kernels.score_mods import score_mods_of
 from polyhead.layers import MultiHeadAttention
 from polyhead.semantics import Tokens
+from polyhead.semantics.arguments import call_of
 from polyhead.semantics.masks import Or
 
 B, H, G, T, S = 2, 4, 2, 9, 150
@@ -144,6 +146,14 @@ def test_keys_that_are_not_chosen_have_no_effect():
     assert torch.equal(ph.attention(q, k, v, mask=mask & ph.Causal()), want)
     k[:, :, 40] = torch.nan
     assert ph.attention(q, k, v, mask=mask & ph.Causal()).isnan().all()
+
+
+def test_what_was_chosen_has_no_bounds_that_native_code_would_check_pair_by_pair():
+    q, k, v = tensors(queries=1)
+    mask = chosen((B, G, 1, 5), 64)
+    for each, unbounded in ((mask, True), (mask & ph.Window(9), False)):
+        call = call_of(q, k, v, each, *[None] * 7, 0.0, False)
+        assert (score_mods_of(call, inference=True).bounds is None) is unbounded
 
 
 def test_the_highest_scores_are_chosen_and_the_first_of_equal_ones(monkeypatch):

@@ -59,7 +59,8 @@ def score_mods_of(call: Call, drawn: int = 0, *, inference: bool = False) -> Sco
             found = _drawn_mask(call, spec.mask, drawn)
         if found is None:
             return Refusal(f"mask={spec.mask!r} (it would need a T×S tensor)")
-        bounds = _bounds(found, q)
+        if found.chosen is None or found.low is not None or found.high is not None:
+            bounds = _bounds(found, q)  # else all of what was chosen is seen, and it is read once
         if found.keep is not None:
             keep = found.keep.expand(*found.keep.shape[:2], q.shape[2], call.source.tokens.length)
             keep = keep if keep.stride(-1) == 1 else keep.contiguous()
