@@ -61,6 +61,7 @@ def test_chinese_is_chinese_with_the_terms_of_the_field() -> None:
     [
         ("viewer/page", ("page",)),
         ("viewer/lesson/page", ("lesson",)),
+        ("viewer/load", ("load",)),
     ],
 )
 def test_pages_use_keys_that_there_are(folder: str, parts: tuple[str, ...]) -> None:

@@ -6,6 +6,7 @@ from polyhead.caches import ModelCache as ModelCache
 from polyhead.caches import PagedCache as PagedCache
 from polyhead.caches import QuantizedCache as QuantizedCache
 from polyhead.caches import RingCache as RingCache
+from polyhead.checkpoints import RowAdapters as RowAdapters
 from polyhead.checkpoints import attach_adapter as attach_adapter
 from polyhead.config import TransformerConfig as TransformerConfig
 from polyhead.conversion import convert as convert

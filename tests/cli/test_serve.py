@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 from process import Run
 
+from polyhead.cli.models import adapters_of
+from polyhead.errors import InputError
+
 pytest.importorskip("prometheus_client")
 
 
@@ -58,6 +61,24 @@ def test_a_server_that_cannot_be_is_refused_before_it_loads(run: Run, tiny: str)
     run("serve", tiny, POLYHEAD_KEY="short").refused(2, "a key must be at least 8")
     run("serve", tiny, "--timeout", "soon").refused(2, "--timeout must be a time")
     run("serve", tiny, tiny).refused(2, "two models are called 'tiny-llama'")
+    run("route", "http://a:1", "b:2").refused(2, "a server must be http://HOST:PORT", "'b:2'")
+
+
+def test_adapters_are_given_to_the_decoder_that_they_name() -> None:
+    assert adapters_of(["m"], ["law=a/b=c", "m:poems=d"]) == {"m": {"law": "a/b=c", "poems": "d"}}
+    assert adapters_of(["m", "n:8b"], ["n:8b:law=x", "m:law=y"]) == {
+        "n:8b": {"law": "x"},
+        "m": {"law": "y"},
+    }
+    for decoders, given, words in (
+        (["m"], ["law"], "--adapter must be NAME=DIR: got 'law'"),
+        (["m"], ["=x"], "--adapter must be NAME=DIR"),
+        (["m", "n"], ["law=x"], "write MODEL:NAME=DIR, with one of the served decoders: m, n"),
+        ([], ["law=x"], "there are none"),
+        (["m"], ["law=x", "m:law=y"], "two adapters are called 'law'"),
+    ):
+        with pytest.raises(InputError, match=words):
+            adapters_of(decoders, given)
 
 
 @pytest.mark.slow

@@ -100,7 +100,7 @@ for line in ([], *([verb] for verb in VERBS), ["compare", "heads"]):
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     root, *others = (line.split("|") for line in done.stdout.splitlines())
-    assert [root[1].strip(), len(others)] == ["", 20]
+    assert [root[1].strip(), len(others)] == ["", 21]
     for verb, imported, verbs in others:
         assert (verb, imported.strip()) == (verb, "")
         assert len(verbs.split()) == 1

@@ -73,6 +73,24 @@ def decoder(*, context: int = CONTEXT) -> Transformer:
     return model.eval()
 
 
+def lora(folder: Path, model: Transformer, parts: str, *, seed: int = 0, rank: int = 4) -> Path:
+    """A directory of the PEFT library with random changes of the named projections of a decoder."""
+    draw, tensors = torch.Generator().manual_seed(seed), {}
+    for number, layer in enumerate(model.layers):
+        for name, module in layer.named_modules():
+            owner, _, leaf = name.rpartition(".")
+            if leaf in parts.split():
+                key = f"base_model.model.model.layers.{number}.{_LLAMA[owner]}.{leaf}.lora_"
+                down = torch.randn(rank, module.in_features, generator=draw)
+                up = torch.randn(module.out_features, rank, generator=draw) / 4
+                tensors |= {f"{key}A.weight": down, f"{key}B.weight": up}
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    values = {"peft_type": "LORA", "r": rank, "lora_alpha": 2, "target_modules": parts.split()}
+    (folder / "adapter_config.json").write_text(json.dumps(values))
+    return folder
+
+
 def encoder() -> Transformer:
     """Two layers that see everything, with learned positions and post-norm, as BERT."""
     torch.manual_seed(1)

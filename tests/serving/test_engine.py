@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
 import random
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,10 @@ import torch
 
 import polyhead as ph
 from arrangements import model as arranged
-from generation.tiny import byte_tokenizer, decoder
+from generation.tiny import byte_tokenizer, decoder, lora
 from polyhead import native
 from polyhead.config import GatedDeltaNetConfig
-from polyhead.errors import UnsupportedError
+from polyhead.errors import InputError, UnsupportedError
 from polyhead.models import Transformer
 from polyhead.serving import grammars
 from polyhead.serving.engine import Engine
@@ -67,8 +69,15 @@ def alone(model: ph.LanguageModel, asked: dict[str, Any]) -> Completion:
 
 
 def check_random(model: ph.LanguageModel, seed: int, count: int, **options: Any) -> Engine:
-    """Random requests arrive at random and are cancelled at random; the others are as alone."""
+    """Random requests arrive at random and are cancelled at random; the others are as alone.
+
+    Alone: on a model with their adapter and no other.
+    """
     draw = random.Random(seed)
+    alones = {"": model}
+    for name, folder in options.get("adapters", {}).items():
+        alones[name] = copy.deepcopy(model)
+        ph.attach_adapter(alones[name], folder)
     options.setdefault("max_tokens", 640)
     engine = Engine(model, max_rows=draw.choice([6, 9, 20]), max_queue=1000, **options)
     system = "One of several prompts with a long beginning that they share. "
@@ -79,7 +88,7 @@ def check_random(model: ph.LanguageModel, seed: int, count: int, **options: Any)
         rules += [[compiler.of_schema(schema)] for schema in SCHEMAS]
     if options.get("lookup_tokens"):
         rules = [[few_tokens]]  # so that texts repeat themselves, often but not always
-    running: list[tuple[Request, dict[str, Any]]] = []
+    running: list[tuple[Request, ph.LanguageModel, dict[str, Any]]] = []
     for number in range(count):
         words = "".join(draw.choices("abcde fgh", k=draw.randrange(1, 60)))
         asked = {
@@ -91,15 +100,17 @@ def check_random(model: ph.LanguageModel, seed: int, count: int, **options: Any)
             "rules": draw.choice(rules),
             **draw.choice(DRAWN),
         }
-        running.append((engine.submit(**asked), asked))
+        adapter = draw.choice([*alones]) if len(alones) > 1 else ""
+        single = alones[adapter]
+        running.append((engine.submit(**asked, adapter=adapter or None), single, asked))
         if draw.random() < 0.1:
             draw.choice(running)[0].cancel()
         for _ in range(draw.choice([0, 0, 1, 3])):
             engine.step()
     while engine.step():
         pass
-    for request, asked in running:
-        made, single = request.result(0), alone(model, asked)
+    for request, one, asked in running:
+        made, single = request.result(0), alone(one, asked)
         if made.finish_reason == "cancelled":
             assert made.ids == single.ids[: len(made.ids)]
             continue
@@ -119,6 +130,21 @@ def test_random_requests_are_each_as_alone(model: ph.LanguageModel) -> None:
     assert engine.stats.preemptions == 0
     engine = check_random(model, 2, 16, prompt_chunk=64, max_tokens=192, overcommit=True)
     assert engine.stats.preemptions > 0
+
+
+def test_random_requests_with_adapters_are_each_as_alone(
+    model: ph.LanguageModel, tmp_path: Path
+) -> None:
+    parts = {"law": "q_proj v_proj o_proj", "all": "k_proj gate_proj up_proj down_proj"}
+    folders = {name: lora(tmp_path / name, model.transformer, parts[name]) for name in parts}
+    engine = check_random(model, 5, 7, prompt_chunk=32, adapters=folders)
+    assert engine.stats.cached_tokens > 50
+    options = {"lookup_tokens": 3, "adapters": folders, "max_tokens": 192, "overcommit": True}
+    engine = check_random(model, 8, 6, prompt_chunk=64, **options)
+    assert engine.stats.guessed_tokens > 0
+    assert engine.stats.preemptions > 0
+    with pytest.raises(InputError, match=r"adapter must be one of .*law, all.*got 'poems'"):
+        engine.submit("a", max_new_tokens=3, adapter="poems")
 
 
 def test_random_requests_with_guesses_are_each_as_alone(model: ph.LanguageModel) -> None:

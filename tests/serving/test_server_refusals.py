@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -202,6 +204,48 @@ def test_with_keys_every_request_brings_one(model: ph.LanguageModel) -> None:
             assert client.get("/v1/models", headers=headers).status_code == 200
         assert client.get("/metrics").status_code == 401
         assert client.get("/health", headers={"Host": "any.example"}).status_code == 200
+
+
+def test_the_load_is_told_with_a_key_and_heads_to_the_caller_whose_they_are(
+    model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = models_of(model)
+    engine = models["tiny"].engine
+    assert engine is not None
+    step = engine.step
+
+    def slow() -> bool:
+        time.sleep(0.05)
+        return step()
+
+    monkeypatch.setattr(engine, "step", slow)
+    first, second = ({"Authorization": f"Bearer {key}"} for key in ("first-key", "second-key"))
+    with asking(models, keys=["first-key", "second-key"], page="<p>", show_heads=True) as client:
+        assert (client.get("/").text, client.get("/load").status_code) == ("<p>", 401)
+        assert client.get("/load/head").status_code == 401
+        name = hashlib.sha256(b"first-key").hexdigest()
+        asked = engine.submit("Twice", max_new_tokens=200, share_with=name)
+        next(iter(asked))
+        found = [client.get("/load", headers=headers).json() for headers in (first, second)]
+        (tiny, vectors), (row,) = found[0]["models"], found[0]["models"][0]["requests"]
+        assert vectors == {"name": "vectors", "waiting": 0}
+        assert (tiny["live"], tiny["used_pages"], tiny["free_pages"]) == (1, 13, 243)
+        assert (row["id"], row["read_tokens"], row["limit"]) == (asked.id, 5, 200)
+        assert [each["models"][0]["requests"][0]["mine"] for each in found] == [True, False]
+        assert name not in str(found)
+        where = {"request": asked.id, "layer": "1", "head": "2"}
+        assert client.get("/load/head", params=where, headers=second).status_code == 404
+        for wrong in ({"layer": "x"}, {"head": "-1"}, {"head": "4"}, {"layer": "2"}):
+            answer = client.get("/load/head", params=where | wrong, headers=first)
+            assert answer.status_code == 400, wrong
+        seen = client.get("/load/head", params=where, headers=first).json()
+        assert seen["tokens"][:5] == [*"Twice"]
+        assert len(seen["tokens"]) == len(seen["weights"])
+        assert sum(seen["weights"]) == pytest.approx(1, abs=1e-4)
+        asked.cancel()
+    with asking(models_of(model)) as client:
+        assert client.get("/").status_code == 404
+        assert "--show-heads" in client.get("/load/head").json()["error"]["message"]
 
 
 def test_callers_have_names_of_their_keys(model: ph.LanguageModel) -> None:

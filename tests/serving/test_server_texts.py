@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from served_tiny import CONTEXT, events_of
+from served_tiny import CONTEXT, asking, events_of, models_of
 from starlette.testclient import TestClient
+from tiny import lora
 
 import polyhead as ph
+from polyhead.errors import InputError
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "Say something, 猫"}]
@@ -189,6 +193,33 @@ def test_models_health_and_figures(client: TestClient) -> None:
     assert figure("polyhead_prompt_tokens_total") >= before[1] + 1
     assert figure("polyhead_requests_running") == 0
     assert figure('polyhead_requests_total{path="/v1/completions",status="200"}') >= 1
+
+
+def test_adapters_are_models_of_their_own(model: ph.LanguageModel, tmp_path: Path) -> None:
+    folders = {name: lora(tmp_path / name, model.transformer, "q_proj up_proj") for name in "ab"}
+    served = models_of(model, {"adapters": folders})
+    body: dict[str, Any] = {"prompt": "Twice", "temperature": 0, "max_tokens": 8}
+    with asking(served) as client:
+        listed = {
+            each["id"]: each.get("parent") for each in client.get("/v1/models").json()["data"]
+        }
+        assert listed == {"tiny": None, "vectors": None, "a": "tiny", "b": "tiny"}
+        assert client.get("/v1/models/tiny:b").json()["id"] == "b"
+        plain = ask(client, COMPLETIONS, **body)  # no model: the only decoder, without an adapter
+        adapted = [ask(client, COMPLETIONS, model=name, **body) for name in ("a", "tiny:a")]
+        assert [each["model"] for each in (plain, *adapted)] == ["tiny", "a", "a"]
+        answer = client.post(COMPLETIONS, json={"model": "law", **body})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+        assert answer.json()["error"]["message"].endswith("tiny, vectors, a, b")
+        assert 'model="a"' not in client.get("/metrics").text
+    single = copy.deepcopy(model)
+    ph.attach_adapter(single, folders["a"])
+    for made, alone in ((plain, model), *((each, single) for each in adapted)):
+        text = alone.generate("Twice", max_new_tokens=8).text
+        assert made["choices"][0]["text"] == text
+    assert plain["choices"] != adapted[0]["choices"]
+    with pytest.raises(InputError, match="two models or adapters are called 'vectors'"):
+        models_of(model, {"adapters": {"vectors": folders["a"]}})
 
 
 SCHEMA = {

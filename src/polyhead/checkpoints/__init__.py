@@ -17,6 +17,7 @@ from polyhead.checkpoints.catalogue import (
 )
 from polyhead.checkpoints.formats.parts import Progress
 from polyhead.checkpoints.load import Checkpoint, load_checkpoint
+from polyhead.checkpoints.row_adapters import RowAdapters
 from polyhead.checkpoints.save import save_checkpoint
 from polyhead.checkpoints.tokenizers.stream import StreamDecoder
 from polyhead.checkpoints.tokenizers.tokenizer import Tokenizer
@@ -29,6 +30,7 @@ __all__ = [
     "KnownModel",
     "Progress",
     "ResolvedModel",
+    "RowAdapters",
     "StreamDecoder",
     "Tokenizer",
     "attach_adapter",

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ from polyhead.families import Tensors, families
 from polyhead.families.common.config_json import write_config
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feed_forward import FeedForward
-from polyhead.layers.lora import LoraLinear
-from polyhead.layers.quantized import refuse_quantized
+from polyhead.layers.lora import Change, LoraLinear
+from polyhead.layers.quantized import QuantizedLinear, refuse_quantized
 from polyhead.models.transformer import Transformer
 
 _HALVES = (torch.bfloat16, torch.float16)
@@ -144,34 +145,82 @@ def attach_adapter(model: nn.Module, directory: str | os.PathLike[str]) -> Adapt
             networks (embeddings, whole modules): ``load(adapter=...)`` merges such a one.
         InputError: The model has an adapter on one of them already.
     """
+    transformer = transformer_in(model)
+    refuse_quantized(transformer, "an adapter")
+    read = read_changes(transformer, Path(directory))
+    made: dict[str, LoraLinear] = {}
+    for names in read.names.values():
+        # Projections that the files fuse share one A, as they do there.
+        down = nn.Parameter(read.changes[names[0]].down)
+        for name in names:
+            base, change = read.bases[name], read.changes[name]
+            assert isinstance(base, nn.Linear)  # nothing is quantized
+            up = nn.Parameter(change.up)
+            made[name] = LoraLinear(base, down, up, change.scale, read.lora.dropout)
+    for name, layer in made.items():
+        _put(transformer, name, layer.train(transformer.training))
+    return Adapter(transformer, read.lora, read.table, read.names)
+
+
+def transformer_in(model: nn.Module) -> Transformer:
+    """The Transformer of a model that takes an adapter."""
     transformer = getattr(model, "transformer", model)
     if not isinstance(transformer, Transformer):
         raise TypeError(f"model must be a model of polyhead: got {type(model).__name__}")
-    refuse_quantized(transformer, "an adapter")
-    path = Path(directory)
+    return transformer
+
+
+class Changes(NamedTuple):
+    """What an adapter changes of a model.
+
+    Attributes:
+        lora: What its files say.
+        table: Names of the tensors in them.
+        names: For each module of the files polyhead's weights.
+        bases: The projections that are changed, by polyhead's name of the weight.
+        changes: Their changes, by the same names.
+    """
+
+    lora: adapters.Lora
+    table: Tensors
+    names: dict[str, list[str]]
+    bases: dict[str, nn.Module]
+    changes: dict[str, Change]
+
+
+def read_changes(model: Transformer, path: Path) -> Changes:
+    """Reads an adapter, as changes of a model's projections.
+
+    Args:
+        model: It; it stays as it is.
+        path: The adapter's directory.
+
+    Raises:
+        CheckpointError, ConfigError, UnsupportedError, InputError: As ``attach_adapter``.
+    """
     lora = adapters.read_adapter(path)
     if lora.whole:
         raise UnsupportedError(
             f"{path / adapters.WEIGHTS}: {next(iter(lora.whole))} replaces a tensor: load the "
             "model with adapter=, which merges it"
         )
-    table, ups = _placed(lora, transformer.config, path)
-    made: dict[str, LoraLinear] = {}
+    table, ups = _placed(lora, model.config, path)
+    bases, changes = dict[str, nn.Module](), dict[str, Change]()
+    kind, device = model.embedding.like.dtype, model.embedding.like.device
+    kind = torch.float32 if kind in _HALVES else kind
     for module, pair in lora.pairs.items():
-        down: nn.Parameter | None = None
+        down = pair.down.to(device, kind).contiguous()
         for name, up in ups[module].items():
-            base = _projection(transformer, name, path)
-            kind = torch.float32 if base.weight.dtype in _HALVES else base.weight.dtype
-            device = base.weight.device
-            if (len(up), pair.down.shape[1]) != tuple(base.weight.shape):
-                raise CheckpointError(f"{path / adapters.WEIGHTS}: {module} does not fit {name}")
-            # Projections that the files fuse share one A, as they do there.
-            down = nn.Parameter(pair.down.to(device, kind)) if down is None else down
-            up = nn.Parameter(up.to(device, kind).contiguous())
-            made[name] = LoraLinear(base, down, up, pair.scale, lora.dropout)
-    for name, layer in made.items():
-        _put(transformer, name, layer.train(transformer.training))
-    return Adapter(transformer, lora, table, {module: [*ups[module]] for module in lora.pairs})
+            base = bases[name] = _projection(model, name, path)
+            wanted, got = [base.out_features, base.in_features], [len(up), down.shape[1]]
+            if wanted != got:
+                raise CheckpointError(
+                    f"{path / adapters.WEIGHTS}: {module} does not fit {name}: lora_B times lora_A "
+                    f"is {got}, the model's weight {wanted}"
+                )
+            changes[name] = Change(down, up.to(device, kind).contiguous(), pair.scale)
+    names = {module: [*ups[module]] for module in lora.pairs}
+    return Changes(lora, table, names, bases, changes)
 
 
 def _placed(
@@ -200,7 +249,7 @@ def _placed(
     )
 
 
-def _projection(model: Transformer, name: str, path: Path) -> nn.Linear:
+def _projection(model: Transformer, name: str, path: Path) -> nn.Linear | QuantizedLinear:
     """The projection with this weight name."""
     owner, _, leaf = name.removesuffix(".weight").rpartition(".")
     try:
@@ -210,11 +259,13 @@ def _projection(model: Transformer, name: str, path: Path) -> nn.Linear:
     found = getattr(parent, leaf, None)
     if isinstance(found, LoraLinear):
         raise InputError(f"{name} has an adapter already: merge() or remove() it first")
-    if type(found) is not nn.Linear or not isinstance(parent, MultiHeadAttention | FeedForward):
+    if type(found) not in (nn.Linear, QuantizedLinear) or not isinstance(
+        parent, MultiHeadAttention | FeedForward
+    ):
         raise UnsupportedError(
             f"an adapter beside {name} is not built: load the model with adapter=, which merges it"
         )
-    return found
+    return cast("nn.Linear | QuantizedLinear", found)
 
 
 def _put(model: Transformer, name: str, module: nn.Module) -> None:

@@ -31,6 +31,7 @@ VERBS = {
     "bench": "bench",
     "serve": "serve",
     "batch": "batch",
+    "route": "route",
     "doctor": "doctor",
     "cache": "cache",
     "compare": "compare",

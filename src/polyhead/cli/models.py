@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.errors import UnsupportedError
+from polyhead.errors import InputError, UnsupportedError, shortened
 
 if TYPE_CHECKING:
     from polyhead.generation import LanguageModel, TextEncoder, TextToText
@@ -72,6 +72,7 @@ def load_served(
     dtype: str | None,
     device: str,
     engine: dict[str, Any],
+    adapters: Sequence[str] = (),
     **settings: Any,
 ) -> Models:
     """Models with what runs them.
@@ -80,20 +81,59 @@ def load_served(
         sources: What to load, by the names that requests use.
         dtype, device: As ``polyhead.load`` takes them.
         engine: Options of a decoder's engine.
+        adapters: ``NAME=DIR`` of the only decoder, or ``MODEL:NAME=DIR``.
         settings: Of ``Models``.
 
     Raises:
         UnsupportedError: A model that is not served.
+        InputError: An adapter of no model.
     """
     from polyhead.generation import LanguageModel, SpeechToText, TextEncoder
     from polyhead.serving.http.served import Models, Served
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # long texts are read beside others
     kinds = LanguageModel, TextEncoder, SpeechToText
+    models = {
+        name: load_expecting(source, dtype, *kinds, device=device)
+        for name, source in sources.items()
+    }
+    decoders = [name for name, model in models.items() if isinstance(model, LanguageModel)]
+    given = adapters_of(decoders, adapters)
     return Models(
         *(
-            Served.of(name, load_expecting(source, dtype, *kinds, device=device), **engine)
-            for name, source in sources.items()
+            Served.of(name, model, **engine, adapters=given.get(name))
+            for name, model in models.items()
         ),
         **settings,
     )
+
+
+def adapters_of(decoders: Sequence[str], given: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Directories of adapters by the name of their model and by their own.
+
+    Args:
+        decoders: Names of the served decoders.
+        given: ``NAME=DIR`` of the only one, or ``MODEL:NAME=DIR``.
+
+    Raises:
+        InputError: Another form, or an adapter of no decoder or of several.
+    """
+    found: dict[str, dict[str, str]] = {}
+    for text in given:
+        name, equals, directory = text.partition("=")
+        of = next((each for each in decoders if name.startswith(f"{each}:")), None)
+        if of is not None:
+            name = name.removeprefix(f"{of}:")
+        elif len(decoders) == 1:
+            of = decoders[0]
+        if not (name and equals and directory):
+            raise InputError(f"--adapter must be NAME=DIR: got {shortened(text)}")
+        if of is None:
+            raise InputError(
+                f"--adapter {shortened(text)}: write MODEL:NAME=DIR, with one of the served "
+                f"decoders: {', '.join(decoders) or 'there are none'}"
+            )
+        if name in found.setdefault(of, {}):
+            raise InputError(f"two adapters are called {name!r}")
+        found[of][name] = directory
+    return found

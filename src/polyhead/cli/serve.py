@@ -24,6 +24,14 @@ _KEY = "POLYHEAD_KEY"
 
 def serve(
     models: _Models,
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=DIR",
+            help="A LoRA adapter (PEFT) of the decoder, which requests choose as model NAME; may "
+            "be given more than once. With several decoders: MODEL:NAME=DIR.",
+        ),
+    ] = None,
     host: Annotated[
         str, typer.Option(help="Address to listen on; one that others reach needs a key.")
     ] = "127.0.0.1",
@@ -50,13 +58,22 @@ def serve(
     ] = 1024,
     timeout: Annotated[str, typer.Option(help="Longest time of a request, such as 90s.")] = "10m",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no load.")] = False,
+    show_heads: Annotated[
+        bool,
+        typer.Option(
+            "--show-heads",
+            help="On the page of the load, show the text of a running request to callers with its "
+            "key, and what any head looks at in it.",
+        ),
+    ] = False,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
 ) -> None:
     """Serve models to many callers, with OpenAI's API.
 
     A text has the tokens that it has alone, whoever is served beside it. docs/server.md lists the
-    options of requests. SIGTERM and Ctrl-C let requests finish, for 25 s.
+    options of requests; a browser shows the load at the server's address. SIGTERM and Ctrl-C let
+    requests finish, for 25 s.
     """
     from polyhead.cli.models import load_served
     from polyhead.cli.terminal import console
@@ -65,6 +82,7 @@ def serve(
     seconds = options.duration("--timeout", timeout)
     try:
         from polyhead.serving.http import server
+        from polyhead.viewer.load_page import render
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"polyhead serve needs {error.name}: pip install 'polyhead[serve]'"
@@ -81,6 +99,7 @@ def serve(
             "max_queue": max_queue,
             "lookup_tokens": lookup_tokens,
         },
+        adapter or (),
         timeout=seconds,
         max_new_tokens=max_new_tokens,
     )
@@ -92,6 +111,8 @@ def serve(
         keys=keys,
         write=lambda line: screen.print(line, soft_wrap=True),
         quiet=quiet,
+        page=render(),
+        show_heads=show_heads,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar, Self
 
 import torch
@@ -26,6 +27,7 @@ from polyhead.layers import fused
 from polyhead.layers import linear as few_rows
 from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
+from polyhead.layers.lora import RowLora, split_rows
 from polyhead.layers.registry import register_builder
 from polyhead.native.arguments import ACTIVATIONS
 
@@ -146,6 +148,11 @@ class FeedForward(Fixed):
         """``[B, T, E]`` to ``[B, T, E]``."""
         modules = self._modules  # faster than attributes, which nn.Module looks up here
         up, gate, down = modules["up_proj"], modules["gate_proj"], modules["down_proj"]
+        if RowLora in (type(up), type(gate), type(down)):
+            # Not ``self(...)``: hooks are about the whole call.
+            y = split_rows(partial(type(self).forward, self), x, up, gate, down)
+            if y is not None:
+                return y
         if (form := self.form(x)) is not None and not (self.training and self.dropout):
             y = few_rows.feed_forward(x, gate, up, down, form)
             if y is not None:

@@ -11,18 +11,20 @@ transforms a computation take the modules as they are.
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.layers.exact import ExactType
 from polyhead.layers.gemm import as_rows, code_for_gemm
-from polyhead.layers.lora import LoraLinear
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
 from polyhead.native import batch_invariant, tensor_check
 from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_WEIGHTS, Network, Weight
 
 PLAIN_LINEAR = ExactType(nn.Linear)
-_LORA = ExactType(LoraLinear)
+WITH_CHANGE: dict[type, ExactType[Any]] = {}
+"""Modules that are their ``base`` while not ``active``; the module of each adds it here."""
 
 
 def fused_linear(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
@@ -46,7 +48,7 @@ def fused_linear(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
         return None  # of many rows each output is let go of when it is no longer needed
     weights = []
     for linear in linears:
-        weight = weight_of(_without_inactive_lora(linear), x)
+        weight = weight_of(_without_inactive_change(linear), x)
         if weight is None:
             return None
         weights.append(weight)
@@ -126,11 +128,11 @@ def feed_forward(
     code = code_for_gemm(x)
     if code is None:
         return None
-    gate_weight = None if gate is None else weight_of(_without_inactive_lora(gate), x)
-    up_weight = weight_of(_without_inactive_lora(up), x)
+    gate_weight = None if gate is None else weight_of(_without_inactive_change(gate), x)
+    up_weight = weight_of(_without_inactive_change(up), x)
     if up_weight is None or (gate_weight is None and gate is not None):
         return None
-    down_weight = weight_of(_without_inactive_lora(down), x, up_weight[0].shape[0])
+    down_weight = weight_of(_without_inactive_change(down), x, up_weight[0].shape[0])
     if down_weight is None:
         return None
     y = code.feed_forward(
@@ -141,10 +143,12 @@ def feed_forward(
     return y.view(*x.shape[:-1], -1)
 
 
-def _without_inactive_lora(module: nn.Module | None) -> nn.Module | None:
-    """The base linear module if the LoRA adapter is inactive."""
-    if type(module) is LoraLinear and not module.active and _LORA.is_exact_and_unhooked(module):
-        return module.base
+def _without_inactive_change(module: nn.Module | None) -> nn.Module | None:
+    """The base of a module whose change beside it is inactive."""
+    kind = WITH_CHANGE.get(type(module))
+    if kind is not None and kind.is_exact_and_unhooked(module) and not module.active:
+        base: nn.Module = module.base
+        return base
     return module
 
 

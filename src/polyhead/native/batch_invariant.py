@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch.utils._device import DeviceContext
@@ -34,6 +34,18 @@ def is_watched() -> bool:
         return True
     modes = torch._C._len_torch_dispatch_stack()
     return modes > 0 and modes > _state.modes
+
+
+def elementwise() -> AbstractContextManager[None]:
+    """For a block of copies, sums and products by element, which are exact as torch computes them.
+
+    Within ``polyhead.batch_invariant()`` the mode then does not see them, which saves most of their
+    time for a few numbers.
+    """
+    if _state.modes == 0 or is_watched():
+        return nullcontext()
+    guard: AbstractContextManager[None] = torch._C._DisableTorchDispatch()
+    return guard
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from polyhead.generation import LanguageModel
 from polyhead.planning.memory import free_memory, token_bytes
 from polyhead.serving.prefixes import Prefixes
 from polyhead.serving.row import Row
+from polyhead.serving.stats import Counts, EngineStats
 
 _SHARE = 0.5
 """Part of the free memory that caches may take by default."""
@@ -91,6 +92,19 @@ class Budget:
         promised = sum(self.pages(self._wanted(row)) for row in rows)
         return min(promised, total) * self.page_size  # rows share pages
 
+    def stats(self, rows: Sequence[Row], queued: int, counts: Counts) -> EngineStats:
+        """Counts of now, of the rows that are computed and the number of those that wait."""
+        live = [row for row in rows if not row.ended]
+        used = self.used(live)
+        return EngineStats(
+            live=len(live),
+            queued=queued,
+            used_tokens=used,
+            free_tokens=self.pages(self.tokens) * self.page_size - used,
+            pool_bytes=self.bytes,
+            **vars(counts),
+        )
+
     def cache_for(self, row: Row, rows: Sequence[Row]) -> tuple[ModelCache, int] | None:
         """A cache for one more row, and how many of its tokens that holds.
 
@@ -107,7 +121,7 @@ class Budget:
             return (self._model.new_cache(row.tokens), 0) if fits else None
         prefix, kept = [], 0
         if self.prefixes is not None:
-            prefix = self.prefixes.find(row.all_ids, row.share_with)
+            prefix = self.prefixes.find(row.all_ids, row.sharing)
         lacking = self.pages(self._wanted(row)) - len(prefix) - self._unclaimed(rows)
         if lacking > 0 and self.prefixes is not None:
             kept = self.prefixes.idle() - sum(map(self.pool.is_idle, prefix))
@@ -122,7 +136,7 @@ class Budget:
         """Keeps the full pages of a row's tokens, at a place of a cache, for later requests."""
         if self.pool is not None and self.prefixes is not None:
             pages = self.pool.pages_of(cache, place, row.fed)
-            self.prefixes.add(row.all_ids[: row.fed], row.share_with, pages)
+            self.prefixes.add(row.all_ids[: row.fed], row.sharing, pages)
 
     def has_room(self, rows: Sequence[Row]) -> bool:
         """Whether each of the rows can have one more token, if need be without kept prefixes."""

@@ -9,11 +9,13 @@ beside it, and whether its prefix was read for it or for others.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -21,6 +23,7 @@ import torch
 from polyhead import native
 from polyhead._utils.checks import check_bool, check_int
 from polyhead.caches import ModelCache
+from polyhead.checkpoints import RowAdapters
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.rules import Rule
@@ -29,9 +32,10 @@ from polyhead.kernels.batch_invariant import batch_invariant
 from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
 from polyhead.serving.batches import Batch, Batches
 from polyhead.serving.budget import Budget, fitting_tokens
+from polyhead.serving.heads import RowHeads
 from polyhead.serving.requests import QueueFull, Request
 from polyhead.serving.row import Row
-from polyhead.serving.stats import Counts, EngineStats
+from polyhead.serving.stats import Counts, EngineStats, RequestStats
 from polyhead.serving.steps import feed, guesses_of, logits_alone, logits_of, take, take_guessed
 
 
@@ -59,6 +63,7 @@ class Engine:
         page_size: Tokens of a page; default 16.
         lookup_tokens: Tokens of a request that are guessed from its own text (prompt lookup) and
             checked in one step, at most; 0 to 7, default 0. What is drawn does not change.
+        adapters: LoRA adapters by name, as ``ph.RowAdapters`` takes them; default none.
 
     A model with layers that remember more than keys and values is computed row by row, without
     shared prefixes.
@@ -66,6 +71,7 @@ class Engine:
     Raises:
         ValueError: A number or flag that cannot be, by name.
         UnsupportedError: ``lookup_tokens`` for a model that is computed row by row.
+        PolyheadError: What ``ph.RowAdapters`` raises.
     """
 
     def __init__(
@@ -81,8 +87,10 @@ class Engine:
         batch_invariant: bool | None = None,
         page_size: int = 16,
         lookup_tokens: int = 0,
+        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
         self.model = model.eval()
+        self.adapters, self.heads = RowAdapters(model, adapters or {}), RowHeads(model)
         check_bool("share_prefixes", share_prefixes, error=ValueError)
         self.overcommit = check_bool("overcommit", overcommit, error=ValueError)
         self.max_rows = check_int("max_rows", max_rows, least=1, error=ValueError)
@@ -97,17 +105,11 @@ class Engine:
             max_tokens = fitting_tokens(model, max_rows)
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
         if batch_invariant is None:
-            on_cpu = model.transformer.embedding.like.is_cpu
-            batch_invariant = on_cpu and native.unavailable() is None
+            batch_invariant = model.transformer.embedding.like.is_cpu and not native.unavailable()
         self.batch_invariant = check_bool("batch_invariant", batch_invariant, error=ValueError)
         with self._exactly(), torch.inference_mode():
-            self._budget = Budget(
-                self.model,
-                self.max_tokens,
-                self.page_size,
-                share_prefixes=share_prefixes,
-                overcommit=self.overcommit,
-            )
+            kept = {"share_prefixes": share_prefixes, "overcommit": self.overcommit}
+            self._budget = Budget(model, self.max_tokens, self.page_size, **kept)
         self._lock, self._turn = threading.Condition(), threading.Lock()
         self._queue: deque[Row] = deque()
         self._rows: list[Row] = []
@@ -115,8 +117,7 @@ class Engine:
         pool = self._budget.pool
         if lookup_tokens and pool is None:
             raise UnsupportedError(
-                "lookup_tokens must be 0 for a model that is computed row by row: got "
-                f"{lookup_tokens}"
+                f"lookup_tokens must be 0 for a model computed row by row: got {lookup_tokens}"
             )
         self._batches = None if pool is None else Batches(pool)
         self._counts = Counts()
@@ -133,6 +134,7 @@ class Engine:
         logprobs: int | None = None,
         deadline: float | None = None,
         share_with: str = "",
+        adapter: str | None = None,
         **options: Any,
     ) -> Request:
         """Queues a request.
@@ -147,8 +149,9 @@ class Engine:
             logprobs: Also give the log-probability of each token, and those of so many likeliest
                 tokens in its place; default: none.
             deadline: Seconds from now after which it ends, unfinished or not; default: no limit.
-            share_with: Requests share the pages of common prefixes only with requests of the same
-                name; default "".
+            share_with: Only requests of the same name and adapter share the pages of common
+                prefixes; default "".
+            adapter: Name of its adapter; default none.
             options: Fields of ``GenerationOptions``, such as ``temperature`` and ``seed``; no
                 beams. Default: the model's own.
 
@@ -158,11 +161,12 @@ class Engine:
 
         Raises:
             QueueFull: ``max_queue`` requests wait, or the engine is ending.
-            InputError: An empty prompt, or prompt and limit are longer than ``max_tokens``.
+            InputError: An empty prompt or one too long for ``max_tokens``; an unknown adapter.
             ContextLengthError: The prompt is longer than the model's context.
             TypeError: An unknown option.
             ValueError: An option out of range, by name.
         """
+        self.adapters.check(adapter)
         row = Row(
             self.model,
             prompt,
@@ -172,6 +176,7 @@ class Engine:
             logprobs,
             None if deadline is None else time.monotonic() + deadline,
             share_with,
+            adapter,
         )
         if row.empty:
             row.end("length")
@@ -256,17 +261,13 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts of now."""
         with self._lock:
-            total = self._budget.pages(self.max_tokens) * self.page_size
-            live = [row for row in self._rows if not row.ended]
-            used = self._budget.used(live)
-            return EngineStats(
-                live=len(live),
-                queued=len(self._queue),
-                used_tokens=used,
-                free_tokens=total - used,
-                pool_bytes=self._budget.bytes,
-                **vars(self._counts),
-            )
+            return self._budget.stats(self._rows, len(self._queue), self._counts)
+
+    @property
+    def requests(self) -> tuple[RequestStats, ...]:
+        """The live requests, the oldest first."""
+        with self._lock:
+            return tuple(row.stats for row in self._rows if not row.ended)
 
     def _run(self) -> None:
         while True:
@@ -305,7 +306,7 @@ class Engine:
         if self.model.transformer.decode_plan(batch.cache).is_native:
             while (row := self._reading or self._admit()) is not None:
                 self._reading, rest = row, row.length - row.fed
-                if rest > min(left, MAX_STEP_ROWS - batch.tokens):
+                if row.adapter or rest > min(left, MAX_STEP_ROWS - batch.tokens):
                     break
                 batches.join(batch, row)
                 self._reading, left = None, left - rest
@@ -317,13 +318,11 @@ class Engine:
         read = [row.next_ids(row.length) for row in rows]
         fresh = [row.reads for row in rows]
         try:
-            if cache is None:
-                logits = [logits_alone(self.model, rows[0], 1)[None]]
-            else:
-                if self.lookup_tokens:
-                    spare = self._budget.spare(self._rows, rows) - 1
-                    guesses = guesses_of(rows, read, min(self.lookup_tokens, spare))
-                logits = logits_of(self.model, cache, read, guesses)
+            if cache is not None and self.lookup_tokens:
+                spare = self._budget.spare(self._rows, rows) - 1
+                guesses = guesses_of(rows, read, min(self.lookup_tokens, spare))
+            step = partial(logits_of, self.model, self.adapters, cache, rows, read, guesses)
+            logits = self.heads.watched(rows, read, step)
         except Exception as error:
             # A call that fails leaves its cache as it was: the others are computed in the next.
             youngest = max(rows, key=self._rows.index)
@@ -351,7 +350,7 @@ class Engine:
             self._reading = row
             count = min(left, row.length - row.fed)
             try:
-                logits = logits_alone(self.model, row, count)
+                logits = logits_alone(self.model, self.adapters, row, count)
             except Exception as error:
                 row.end("error", error)
                 self._drop([row])

@@ -6,7 +6,7 @@ request ends. To free pages, the least recently used leaves that no request uses
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from polyhead.caches.shared_pool import Page, SharedPool
 
@@ -28,9 +28,9 @@ class Prefixes:
 
     def __init__(self, pool: SharedPool) -> None:
         self._pool, self._time = pool, 0
-        self._roots: dict[str, _Node] = {}
+        self._roots: dict[object, _Node] = {}
 
-    def find(self, ids: Sequence[int], name: str) -> list[Page]:
+    def find(self, ids: Sequence[int], name: Hashable) -> list[Page]:
         """The pages of the longest prefix of ``ids`` that is kept under ``name``.
 
         They never hold the last token, which must be computed for its logits.
@@ -43,7 +43,7 @@ class Prefixes:
             found.append(node.page)
         return found
 
-    def add(self, ids: Sequence[int], name: str, pages: Sequence[Page]) -> None:
+    def add(self, ids: Sequence[int], name: Hashable, pages: Sequence[Page]) -> None:
         """Keeps the full pages that hold ``ids`` under ``name``; pages already kept stay."""
         node = self._roots.setdefault(name, _Node(name, None, ()))
         for key, page in zip(self._keys(ids), pages, strict=False):
@@ -81,7 +81,7 @@ class Prefixes:
                 del node.parent.children[node.key]
                 pages -= 1
                 if not node.parent.children and node.parent.parent is None:
-                    del self._roots[str(node.parent.key)]
+                    del self._roots[node.parent.key]
         return wanted - pages
 
     def _use(self, node: _Node) -> None:

@@ -19,6 +19,7 @@ from polyhead.generation.decoding.steps import check_search
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.serving.lookup import Lookup
 from polyhead.serving.requests import Completion, FinishReason, Piece, Request, TokenLogprobs
+from polyhead.serving.stats import RequestStats
 
 
 class Row:
@@ -32,6 +33,8 @@ class Row:
         cache: Its own, while it is not among the others of a batch.
         ended: Whether it has ended.
         lookup: Guesses its next tokens.
+        adapter: Name of its adapter, or None.
+        sharing: Rows share the pages of common prefixes with rows for which this is equal.
     """
 
     def __init__(
@@ -44,6 +47,7 @@ class Row:
         logprobs: int | None,
         deadline: float | None,
         share_with: str,
+        adapter: str | None,
     ) -> None:
         wanted = model.options.with_(**options)
         wanted.check_stream()
@@ -51,8 +55,8 @@ class Row:
         if logprobs is not None:
             most = model.config.vocab_size
             check_int("logprobs", logprobs, least=0, most=most, error=ValueError)
-        self.request, self.share_with = Request(), share_with
-        self.ids, self.ended = list[int](), False
+        self.request, self.adapter, self.sharing = Request(), adapter, (share_with, adapter)
+        self.ids, self.ended, self._submitted = list[int](), False, time.monotonic()
         self.fed = self.read = self.cached = 0
         self.cache: ModelCache | None = None
         self.lookup = Lookup()
@@ -64,6 +68,22 @@ class Row:
         self._sampler = Sampler(wanted.sampling, model.transformer.embedding.like.device)
         self._likeliest, self._logprobs = logprobs, list[TokenLogprobs]()
         self._decoder, self._text = model.tokenizer.stream(), ""
+
+    @property
+    def stats(self) -> RequestStats:
+        """How far it has come."""
+        share_with, adapter = self.sharing
+        return RequestStats(
+            self.request.id,
+            adapter,
+            share_with,
+            prompt_tokens=len(self._prompt),
+            read_tokens=min(self.fed, len(self._prompt)),
+            cached_tokens=self.cached,
+            output_tokens=len(self.ids),
+            limit=self._limit,
+            seconds=time.monotonic() - self._submitted,
+        )
 
     @property
     def all_ids(self) -> list[int]:

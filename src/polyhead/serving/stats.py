@@ -36,6 +36,33 @@ class EngineStats:
     accepted_tokens: int = 0
 
 
+@dataclass(frozen=True)
+class RequestStats:
+    """A request that is being computed.
+
+    Attributes:
+        id: As ``Request.id``.
+        adapter: Its adapter, or None.
+        share_with: As it was submitted.
+        prompt_tokens: Tokens of its prompt.
+        read_tokens: Of these, tokens in its cache.
+        cached_tokens: Of these, tokens that had been read before.
+        output_tokens: Tokens that it has written.
+        limit: Tokens that it writes at most.
+        seconds: Since it was submitted.
+    """
+
+    id: str
+    adapter: str | None
+    share_with: str
+    prompt_tokens: int
+    read_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    limit: int
+    seconds: float
+
+
 @dataclass
 class Counts:
     """What is counted since the beginning; the fields are those of ``EngineStats``."""

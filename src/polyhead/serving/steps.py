@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polyhead.caches import ModelCache
+from polyhead.checkpoints import RowAdapters
 from polyhead.generation import LanguageModel
 from polyhead.native.arguments import MAX_STEP_ROWS
 from polyhead.serving.row import Row
@@ -35,11 +36,28 @@ def guesses_of(rows: Sequence[Row], read: Sequence[Sequence[int]], most: int) ->
 
 def logits_of(
     model: LanguageModel,
+    adapters: RowAdapters,
+    cache: ModelCache | None,
+    rows: Sequence[Row],
+    read: Sequence[Sequence[int]],
+    guesses: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """For each row logits ``[1 + n, V]`` after what it reads, and after each of its n guesses.
+
+    Without a cache of them together there is one row, which has its own.
+    """
+    if cache is None:
+        return [logits_alone(model, adapters, rows[0], 1)[None]]
+    with adapters.rows([row.adapter for row in rows]):
+        return _logits_of(model, cache, read, guesses)
+
+
+def _logits_of(
+    model: LanguageModel,
     cache: ModelCache,
     read: Sequence[Sequence[int]],
     guesses: Sequence[Sequence[int]],
 ) -> list[Tensor]:
-    """For each row logits ``[1 + n, V]`` after what it reads, and after each of its n guesses."""
     tokens = [[*ids, *guess] for ids, guess in zip(read, guesses, strict=True)]
     transformer = model.transformer
     if max(map(len, tokens)) == 1:
@@ -54,11 +72,12 @@ def logits_of(
     return [*torch.split(logits[0], wanted)]
 
 
-def logits_alone(model: LanguageModel, row: Row, count: int) -> Tensor:
+def logits_alone(model: LanguageModel, adapters: RowAdapters, row: Row, count: int) -> Tensor:
     """Logits ``[V]`` after the next ``count`` tokens of a row with a cache of its own."""
     assert row.cache is not None
     ids = torch.tensor([row.next_ids(count)], device="cpu")
-    logits: Tensor = model.transformer(ids, cache=row.cache, last=1)
+    with adapters.rows([row.adapter]):
+        logits: Tensor = model.transformer(ids, cache=row.cache, last=1)
     return logits[0, -1]
 
 

@@ -7,6 +7,7 @@ POST /v1/audio/transcriptions  what is said in a recording
 GET  /v1/models                the served models
 GET  /health                   whether the server is up
 GET  /metrics                  figures for Prometheus
+GET  /                         a page of the load, which reads /load (load.py)
 """
 
 from __future__ import annotations
@@ -27,20 +28,31 @@ from polyhead.serving.http.api import EMBEDDINGS_PATH, TRANSCRIPTIONS_PATH, Api
 from polyhead.serving.http.errors import HEADERS, ApiError, api_error
 from polyhead.serving.http.guard import Guard
 from polyhead.serving.http.jobs import CHAT_PATH, COMPLETIONS_PATH
+from polyhead.serving.http.load import HEAD_PATH, LOAD_PATH, Load
 from polyhead.serving.http.metrics import Metrics
 from polyhead.serving.http.options import TABLES
 from polyhead.serving.http.served import Models
 
 
-def application(models: Models, *, keys: Collection[str] = ()) -> Starlette:
+def application(
+    models: Models,
+    *,
+    keys: Collection[str] = (),
+    page: str | None = None,
+    show_heads: bool = False,
+) -> Starlette:
     """The API.
 
     Args:
         models: What is served.
         keys: Keys of which every request must bring one; none: only this machine is served.
+        page: The page of the load, as HTML; it is sent without a key, and asks for one. Default:
+            none.
+        show_heads: Whether a caller may see the text of a running request of its key, and what
+            heads look at in it; default False.
     """
-    api = Api(models)
-    paths = frozenset((*TABLES, "/v1/models", "/health", "/metrics"))
+    api, load = Api(models), Load(models, page, show_heads=show_heads)
+    paths = frozenset((*TABLES, "/v1/models", "/health", "/metrics", LOAD_PATH, HEAD_PATH))
     metrics = Metrics(models, paths)
 
     def figures(request: Request) -> Response:
@@ -65,6 +77,9 @@ def application(models: Models, *, keys: Collection[str] = ()) -> Starlette:
             Route("/v1/models/{name:path}", api.model),
             Route("/health", api.health),
             Route("/metrics", figures),
+            Route(LOAD_PATH, load.figures),
+            Route(HEAD_PATH, load.head),
+            *([] if page is None else [Route("/", load.page)]),
         ],
         middleware=[
             Middleware(metrics.watching),

@@ -21,7 +21,8 @@ MOST_REQUESTS = 512
 """Requests at a time, above which further ones get 503."""
 
 _LOCAL = frozenset(("127.0.0.1", "localhost", "::1"))
-_OPEN = frozenset(("/health",))
+_OPEN = frozenset(("/health", "/"))
+"""Addresses that need no key: the page at / says nothing until it has one."""
 
 
 class Guard:

@@ -109,7 +109,7 @@ class _Engines:
         for names, family in ((_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
             for field, name in names.items():
                 metric = family(f"polyhead_{name}", _WORDS[name], labels=["model"])
-                for each in self._models.values():
+                for each in self._models.loaded:
                     if each.engine is not None:
                         metric.add_metric([each.name], getattr(each.engine.stats, field))
                 yield metric

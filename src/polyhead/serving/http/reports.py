@@ -19,6 +19,8 @@ def fits(served: Served) -> str:
     said = f"{served.name}: weights {binary(sum(tensor.nbytes for tensor in tensors))}"
     if served.engine is None:
         return f"{said} · one request at a time"
+    if names := served.engine.adapters.names:
+        said += f" · adapters {binary(served.engine.adapters.bytes)}: {', '.join(names)}"
     stats = served.engine.stats
     pool, context = stats.used_tokens + stats.free_tokens, served.model.config.max_positions
     sizes = sorted({min(size, context) for size in (512, 2048, context)})
@@ -52,9 +54,10 @@ class LoadLines:
 
     def lines(self) -> Iterable[str]:
         """The lines of now: one for each engine that worked since the last call."""
-        for name, each in self._models.items():
+        for each in self._models.loaded:
             if each.engine is None:
                 continue
+            name = each.name
             stats, now = each.engine.stats, time.monotonic()
             when, read, written = self._before.get(name, (now, 0, 0))
             self._before[name] = (now, stats.prompt_tokens, stats.output_tokens)

@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from polyhead._utils.checks import shown
+from polyhead.errors import InputError
 from polyhead.generation import LanguageModel, SpeechToText, TextEncoder
 from polyhead.serving.engine import Engine
 from polyhead.serving.grammars import Grammars
@@ -71,9 +72,11 @@ class Worker:
 
 @dataclass(frozen=True)
 class Served:
-    """A model under its name.
+    """A model under its name, or one of its adapters.
 
     Attributes:
+        adapter: With which adapter of the engine requests are computed; None: none.
+        parent: Name of the model that an adapter belongs to.
         engine: Runs a decoder's requests; None for other models.
         grammars: Of a decoder.
         worker: Runs other models.
@@ -85,6 +88,8 @@ class Served:
     engine: Engine | None = None
     grammars: Grammars | None = None
     worker: Worker | None = None
+    adapter: str | None = None
+    parent: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     @classmethod
@@ -100,22 +105,34 @@ class Served:
             return cls(name, model, Engine(model, **options), grammars)
         return cls(name, model, worker=Worker(name))
 
+    def adapted(self) -> Iterator[Served]:
+        """Its adapters, which the same engine computes."""
+        for name in () if self.engine is None else self.engine.adapters.names:
+            yield replace(self, name=name, adapter=name, parent=self.name)
+
     def as_json(self) -> dict[str, Any]:
         return {
             "id": self.name,
             "object": "model",
             "created": self.created,
             "owned_by": "polyhead",
+            **({} if self.parent is None else {"parent": self.parent}),
         }
 
 
 class Models(Mapping[str, Served]):
-    """The served models, by name.
+    """The served models and their adapters, by name; an adapter also as ``MODEL:ADAPTER``.
 
     Args:
-        models: They.
+        models: They, without their adapters.
         timeout: Seconds that a request may take; None: any.
         max_new_tokens: New tokens of a chat that does not say how many.
+
+    Attributes:
+        loaded: The models, without their adapters.
+
+    Raises:
+        InputError: Two of one name.
     """
 
     def __init__(
@@ -124,11 +141,22 @@ class Models(Mapping[str, Served]):
         timeout: float | None = 600.0,
         max_new_tokens: int = 1024,
     ) -> None:
-        self._models = {each.name: each for each in models}
+        self.loaded = models
+        self._models: dict[str, Served] = {}
+        self._in_full: dict[str, Served] = {}
+        for each in (*models, *(one for model in models for one in model.adapted())):
+            if each.name in self._models:
+                raise InputError(
+                    f"two models or adapters are called {each.name!r}: requests could not tell "
+                    "them apart"
+                )
+            self._models[each.name] = each
+            if each.parent is not None:
+                self._in_full[f"{each.parent}:{each.name}"] = each
         self.timeout, self.max_new_tokens = timeout, max_new_tokens
 
     def __getitem__(self, name: str) -> Served:
-        return self._models[name]
+        return self._models.get(name) or self._in_full[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._models)
@@ -143,10 +171,10 @@ class Models(Mapping[str, Served]):
             ApiError: 404 for a name that is not served, 400 for a model of another kind.
         """
         name = options.get("model")
-        right = [each for each in self._models.values() if isinstance(each.model, kind)]
+        right = [each for each in self.loaded if isinstance(each.model, kind)]
         if name is None and len(right) == 1:
             return right[0]
-        found = self._models.get(name or "")
+        found = self.get(name or "")
         if found is None:
             raise ApiError(
                 404, f"model {shown(name)} is not served: {', '.join(self._models)}",
@@ -160,14 +188,14 @@ class Models(Mapping[str, Served]):
 
     def start(self) -> None:
         """Starts the engines."""
-        for each in self._models.values():
+        for each in self.loaded:
             if each.engine is not None:
                 each.engine.start()
 
     def close(self, timeout: float) -> None:
         """Ends the engines and the threads; requests have ``timeout`` seconds to finish."""
         end = time.monotonic() + timeout
-        for each in self._models.values():
+        for each in self.loaded:
             if each.engine is not None:
                 each.engine.close(max(0.0, end - time.monotonic()))
             if each.worker is not None:

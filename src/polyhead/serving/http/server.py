@@ -52,6 +52,8 @@ def serve(
     keys: Collection[str] = (),
     write: Callable[[str], None],
     quiet: bool = False,
+    page: str | None = None,
+    show_heads: bool = False,
 ) -> None:
     """Serves until SIGINT or SIGTERM; requests then have 25 s to finish.
 
@@ -61,6 +63,7 @@ def serve(
         keys: As ``application`` has them.
         write: Takes the lines that are printed.
         quiet: Print no load.
+        page, show_heads: As ``application`` has them.
 
     Raises:
         InputError: A host that others reach, without a key.
@@ -70,11 +73,13 @@ def serve(
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client is told
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=512) as listener:
-        for each in models.values():
+        for each in models.loaded:
             write(fits(each))
         shown = f"[{host}]" if family == socket.AF_INET6 else host
-        write(f"http://{shown}:{listener.getsockname()[1]}/v1  (Ctrl-C ends it)")
-        server = Server(application(models, keys=keys), models)
+        address = f"http://{shown}:{listener.getsockname()[1]}"
+        write(f"{address}/v1  (Ctrl-C ends it{'' if page is None else f'; load: {address}/'})")
+        app = application(models, keys=keys, page=page, show_heads=show_heads)
+        server = Server(app, models)
         asyncio.run(_served(server, listener, None if quiet else LoadLines(models, write)))
 
 

@@ -47,6 +47,7 @@ def submitted(job: Job) -> list[Request]:
                         logprobs=job.logprobs,
                         deadline=job.timeout,
                         share_with=job.caller,
+                        adapter=job.served.adapter,
                         **job.options,
                     )
                 )
