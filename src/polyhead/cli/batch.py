@@ -36,6 +36,8 @@ def batch(
     max_rows: options.MaxRows = 32,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
+    quantize: options.Quantize = None,
+    activations: options.Activations = None,
 ) -> None:
     """Answer a file of requests.
 
@@ -65,7 +67,9 @@ def batch(
     engine = {"max_tokens": max_tokens, "max_rows": max_rows}
     models = None
     if len(done) < total:
-        models = load_served({each: each for each in names}, dtype, device, engine, timeout=None)
+        packing = {"quantize": quantize, "activations": activations}
+        sources = {each: each for each in names}
+        models = load_served(sources, dtype, device, engine, packing=packing, timeout=None)
     refused = 0
     if models is not None:
         models.start()

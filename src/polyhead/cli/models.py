@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from polyhead.errors import InputError, UnsupportedError, shortened
@@ -73,6 +74,7 @@ def load_served(
     device: str,
     engine: dict[str, Any],
     adapters: Sequence[str] = (),
+    packing: Mapping[str, str | None] = MappingProxyType({}),
     **settings: Any,
 ) -> Models:
     """Models with what runs them.
@@ -82,6 +84,7 @@ def load_served(
         dtype, device: As ``polyhead.load`` takes them.
         engine: Options of a decoder's engine.
         adapters: ``NAME=DIR`` of the only decoder, or ``MODEL:NAME=DIR``.
+        packing: ``quantize`` and ``activations`` of ``polyhead.load``.
         settings: Of ``Models``.
 
     Raises:
@@ -94,7 +97,7 @@ def load_served(
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # long texts are read beside others
     kinds = LanguageModel, TextEncoder, SpeechToText
     models = {
-        name: load_expecting(source, dtype, *kinds, device=device)
+        name: load_expecting(source, dtype, *kinds, device=device, **packing)
         for name, source in sources.items()
     }
     decoders = [name for name, model in models.items() if isinstance(model, LanguageModel)]

@@ -68,6 +68,8 @@ def serve(
     ] = False,
     dtype: options.Dtype = None,
     device: options.Device = "cpu",
+    quantize: options.Quantize = None,
+    activations: options.Activations = None,
 ) -> None:
     """Serve models to many callers, with OpenAI's API.
 
@@ -100,6 +102,7 @@ def serve(
             "lookup_tokens": lookup_tokens,
         },
         adapter or (),
+        {"quantize": quantize, "activations": activations},
         timeout=seconds,
         max_new_tokens=max_new_tokens,
     )
