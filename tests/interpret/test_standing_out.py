@@ -13,7 +13,13 @@ from polyhead.interpret.habits import habits, is_punctuation
 from polyhead.interpret.heads import TokenizedText, WordPair
 from polyhead.interpret.kept import KeptCall, TokenIds
 from polyhead.interpret.shuffles import Shuffles
-from polyhead.interpret.standing_out import _bin, _Texts, pair_controls, standing_out
+from polyhead.interpret.standing_out import (
+    _bin,
+    _Texts,
+    heads_of_pair,
+    pair_controls,
+    standing_out,
+)
 from polyhead.interpret.view import AttentionView
 from polyhead.semantics import Causal, Specification, Tokens
 
@@ -95,6 +101,10 @@ def test_the_pair_that_only_the_text_explains_stands_out(seen: Any) -> None:
     assert best.shuffled < 0.01
     assert best.others < 0.01
     assert best.times == pytest.approx(best.weight / 0.01, rel=0.1)
+    ranked = heads_of_pair(probe, tokens, shuffles, 11, 1)
+    assert ranked[0] == best
+    beyond = [pair.weight - max(pair.by_distance, pair.shuffled or 0.0) for pair in ranked]
+    assert beyond == sorted(beyond, reverse=True)
     # The head that always looks one token back, and those that rest on the first, do not.
     assert all(pair.head not in (SINK, PREVIOUS, EVEN) for pair in found.found())
     assert all(pair.key not in (0, pair.query) for pair in found.pairs)

@@ -63,6 +63,22 @@ def test_the_real_scores_and_weights_belong_together() -> None:
     assert float(maps[[4, 6]].diagonal(dim1=1, dim2=2)[:, 1:].mean(-1).min()) > 0.5
 
 
+def test_each_pair_has_the_map_of_its_head() -> None:
+    found = stored(real)
+    words = found["words"]
+    named = [(f" {words[each['query']]}", f" {words[each['key']]}") for each in found["pairs"]]
+    assert tuple(named) == real.PAIRS
+    for each in found["pairs"]:
+        assert each["map"][each["query"]][each["key"]] == each["weight"] > each["expected"]
+        assert each["key"] < each["query"]
+    it, tired, _ = found["pairs"]
+    assert [each["stands_out"] for each in found["pairs"]] == [True, False, False]
+    # The page says of the first head that it follows the subject.
+    assert (it["layer"], it["head"]) == (tired["layer"], tired["head"]) == (13, 8)
+    subject = [row[it["key"]] for row in it["map"]]
+    assert min(subject[2:5]) > subject[it["query"]]  # from "didn", "'t" and "cross"
+
+
 def test_heads_look_evenly_before_training_and_choose_places_by_it() -> None:
     found = stored(training)
     assert [each["step"] for each in found] == list(training.AFTER)

@@ -70,6 +70,11 @@ class StandingPair:
         """The weight as a multiple of what the distance predicts."""
         return self.weight / max(self.by_distance, _LEAST)
 
+    @property
+    def expected(self) -> float:
+        """The weight that position and the tokens themselves predict."""
+        return max(self.by_distance, self.shuffled or 0.0)
+
 
 @dataclass(frozen=True)
 class StandingOut:
@@ -102,17 +107,12 @@ def standing_out(
         shuffles: The same model on shuffles of it.
         most: Pairs that are returned at most.
     """
-    special = special_tokens(tokens)
-    text = _Texts.of(special[None], shuffles.causal)
-    shuffled = _Texts.of(special[shuffles.order], shuffles.causal)
     here, there, pairs = [], [], []
-    for layer, view, control in zip(seen.layers, seen, shuffles.seen, strict=True):
-        rows = _Rows.of(view, text), _Rows.of(control, shuffled)
-        scored = _compare(*rows, control.rows().float().cpu(), shuffles)
+    for layer, own, control in _scored(seen, tokens, shuffles):
         # The first query of a decoder sees one key, whatever the head does.
-        here.append(scored[0].score.amax(-1)[..., 1:].flatten())
-        there.append(scored[1].score.amax(-1)[..., 1:].flatten())
-        pairs += scored[0].best(layer, 4 * most)
+        here.append(own.score.amax(-1)[..., 1:].flatten())
+        there.append(control.score.amax(-1)[..., 1:].flatten())
+        pairs += own.best(layer, 4 * most)
     count = len(shuffles.order)
     if not pairs:
         return StandingOut([], 0.0, 0.0, count)
@@ -126,6 +126,28 @@ def standing_out(
         for pair in _different(pairs, tokens, most)
     ]
     return StandingOut(chosen, threshold, rate, count)
+
+
+def heads_of_pair(
+    seen: Probe, tokens: TokenizedText, shuffles: Shuffles, query: int, key: int
+) -> list[StandingPair]:
+    """Each head's weight of one pair where more is there than expected, the most beyond it first.
+
+    Heads with the key among the four largest weights of the query's row.
+
+    Args:
+        seen: A run of a model on the text.
+        shuffles: The same model on shuffles of it.
+        query: The token that looks.
+        key: The token that is looked at, not the first of the text.
+    """
+    found = [
+        replace(pair, others=_others(seen[layer], pair.head, query, [key], shuffles.causal))
+        for layer, here, _ in _scored(seen, tokens, shuffles)
+        for pair in here.best(layer, here.score.numel())
+        if (pair.query, pair.key) == (query, key)
+    ]
+    return sorted(found, key=lambda pair: pair.expected - pair.weight)
 
 
 def pair_controls(
@@ -301,6 +323,18 @@ class _Scored:
             )
             if value > 0
         ]
+
+
+def _scored(
+    seen: Probe, tokens: TokenizedText, shuffles: Shuffles
+) -> Iterator[tuple[int, _Scored, _Scored]]:
+    """Layer by layer the rows of a text and those of its shuffles, beside what was expected."""
+    special = special_tokens(tokens)
+    text = _Texts.of(special[None], shuffles.causal)
+    shuffled = _Texts.of(special[shuffles.order], shuffles.causal)
+    for layer, view, control in zip(seen.layers, seen, shuffles.seen, strict=True):
+        rows = _Rows.of(view, text), _Rows.of(control, shuffled)
+        yield layer, *_compare(*rows, control.rows().float().cpu(), shuffles)
 
 
 def _compare(

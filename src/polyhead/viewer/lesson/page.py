@@ -37,7 +37,7 @@ def render(language: str | None = None) -> str:
     style = asset("page.css") + _own("lesson.css")
     theme = asset("theme.js")
     scripts = [asset("dom.js"), asset("texts.js")]
-    scripts += [_own(f"{name}.js") for name in ("math", "widgets", "exercises", "real")]
+    scripts += [_own(f"{name}.js") for name in ("math", "widgets", "path", "exercises", "real")]
     scripts += [_own(f"scene_{name}.js") for name in SCENES]
     script = '(() => {\n"use strict";\n' + "\n".join([*scripts, _own("lesson.js")]) + "})();\n"
     parts = {

@@ -15,12 +15,18 @@ import torch
 
 import polyhead as ph
 from polyhead._utils.atomic_write import write_file
+from polyhead.interpret.heads import TokenizedText
+from polyhead.interpret.shuffles import Shuffles
+from polyhead.interpret.standing_out import heads_of_pair, standing_out
 
 SENTENCE = "The animal didn't cross the street because it was too tired"
 LAYER, HEAD = 11, 1
 """The head whose vectors and scores are shown; the maps are those of its whole layer."""
 WORD = " it"
 """The query of the head."""
+PAIRS = ((" it", " animal"), (" tired", " animal"), (" street", " cross"))
+"""Words that the text names as pairs. It reads *cross* → *street*, which a decoder cannot: *street*
+comes later."""
 _SHOWN = 8
 """Numbers of q, k and v that are shown."""
 
@@ -54,7 +60,25 @@ def measure(model: ph.LanguageModel) -> dict[str, Any]:
         "heads": q.value.shape[1],
         "kv_heads": k.value.shape[1],
         "layers": len(streams),
+        "pairs": pairs(model, words),
     }
+
+
+def pairs(model: ph.LanguageModel, words: list[str]) -> list[dict[str, Any]]:
+    """For each of ``PAIRS`` the head with the largest weight beyond what is expected of it."""
+    tokens = TokenizedText.of(model.tokenizer, SENTENCE)
+    with ph.probe(model) as seen, torch.inference_mode():
+        model(torch.tensor([tokens.ids]))
+    shuffles = Shuffles.of(model, tokens, causal=True)
+    threshold = standing_out(seen, tokens, shuffles).threshold
+    found = []
+    for query, key in (map(words.index, pair) for pair in PAIRS):
+        best = heads_of_pair(seen, tokens, shuffles, query, key)[0]
+        map_ = seen[best.layer].rows(heads=[best.head])[0, 0]
+        found.append({"layer": best.layer, "head": best.head, "query": query, "key": key,
+                      "weight": round(best.weight, 3), "expected": round(best.expected, 3),
+                      "stands_out": best.score >= threshold, "map": _rounded(map_)})  # fmt: skip
+    return found
 
 
 def _rounded(values: torch.Tensor) -> Any:

@@ -9,10 +9,15 @@ const BESIDE = {
   scores: () => [bars(real.weights.map((value, i) => ({
     name: real.words[i], value, text: `${written(real.scores[i])} → ${written(value)}`, lit: value === Math.max(...real.weights),
   })), 1)],
-  heads: () => [element("div", { classes: "maps" }, real.maps.map((weights, head) => {
-    const name = t("lesson.real.map", { layer: real.layer, head });
-    return element("figure", { classes: "map" }, [heat(weights, name), element("figcaption", { text: name })]);
-  }))],
+  heads: () => [
+    element("div", { classes: "maps" }, real.maps.map((weights, head) => {
+      const name = t("lesson.real.map", { layer: real.layer, head });
+      return element("figure", { classes: "map" }, [heat(weights, name), element("figcaption", { text: name })]);
+    })),
+    paragraph(t("lesson.real.pairs")),
+    element("div", { classes: "maps", data: "pairs" }, real.pairs.map(pictureOfPair)),
+    paragraph(t("lesson.real.meaning")),
+  ],
   masks: () => [live(t("lesson.real.hidden", {
     hidden: sum(real.maps[real.head].map((row, i) => row.slice(i + 1).filter((x) => x === 0).length)),
     all: (real.words.length * (real.words.length - 1)) / 2,
@@ -23,6 +28,15 @@ const BESIDE = {
   }), "real-cache")],
   layers: () => [bars(real.norms.map((value, i) => ({ name: t("lesson.real.layer", { layer: i }), value, text: value.toFixed(0), lit: i === real.layer })))],
 };
+
+// The map of the head that has most of a pair's weight beyond what is expected, the pair framed.
+function pictureOfPair({ layer, head, query, key, weight, expected, stands_out, map }) {
+  const name = t("lesson.real.pair", { query: real.words[query], key: real.words[key], layer, head });
+  const said = t(stands_out ? "lesson.real.stands" : "lesson.real.usual", { weight: written(weight), expected: written(expected) });
+  return element("figure", { classes: "map large" }, [
+    heat(map, name, { words: real.words, mark: [query, key] }), element("figcaption", { text: `${name}. ${said}` }),
+  ]);
+}
 
 function beside(name) {
   if (!(name in BESIDE)) return [];

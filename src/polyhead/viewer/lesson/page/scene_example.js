@@ -37,6 +37,7 @@ scene("example", (box) => {
   function go(step) {
     worked.step = Math.min(last, Math.max(0, step));
     worked.cell = [0, 0];
+    select.value = String(worked.step);
     paint();
   }
   function paint() {
@@ -62,15 +63,13 @@ scene("example", (box) => {
     fill(shown,
       element("h3", { text: `${worked.step + 1}. ${step.titles[language]}`, data: "example-title" }),
       paragraph(step.formulas[language], "formula"),
-      product(...parts), live(working(step), "example-working"));
+      product(...parts), live(working(step), "example-working"),
+      paragraph(t("lesson.path.about"), "caption"), pathOfHeads(steps, worked.step, go));
   }
   const select = element("select", { "aria-label": t("lesson.example.step"), data: "example-step" },
     steps.map((step, i) => element("option", { value: String(i), text: `${i + 1}. ${step.titles[language]}` })));
   select.value = String(worked.step);
-  const move = (by) => {
-    go(worked.step + by);
-    select.value = String(worked.step);
-  };
+  const move = (by) => go(worked.step + by);
   select.addEventListener("change", () => go(Number(select.value)));
   box.replaceChildren(
     controls(

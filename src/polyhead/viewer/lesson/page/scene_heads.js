@@ -38,10 +38,25 @@ scene("heads", (box) => {
 
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
-// Weights as a picture: rows are queries, columns are keys, darker is more.
-function heat(weights, name) {
-  const side = weights.length;
-  const cells = weights.flatMap((row, i) => row.map((x, j) => [x, i, j])).filter(([x]) => x > 0.004);
-  return drawing("svg", { viewBox: `0 0 ${side} ${side}`, role: "img", "aria-label": name, class: "heat" },
-    cells.map(([x, i, j]) => drawing("rect", { x: j, y: i, width: 1, height: 1, "fill-opacity": Math.sqrt(x).toFixed(3) })));
+// Numbers from 0 on as a picture: rows are queries, columns are keys, darker is more. `columnHead` says
+// whose colour a column has (0: no head's), `words` stand beside rows and columns, `mark` is a framed cell.
+/**
+ * @param {number[][]} values
+ * @param {string} name
+ * @param {{ most?: number, columnHead?: (column: number) => number, words?: string[], mark?: number[] | null }} options
+ */
+function heat(values, name, { most = 1, columnHead = () => 1, words = [], mark = null } = {}) {
+  const [rows, columns] = [values.length, values[0].length];
+  const margin = words.length ? 4.6 : 0;
+  const cells = values.flatMap((row, i) => row.map((x, j) => [x / most, i, j])).filter(([x]) => x > 0.004);
+  return drawing("svg", { viewBox: `${-margin} 0 ${columns + margin} ${rows + margin}`, role: "img", "aria-label": name, class: "heat" }, [
+    ...cells.map(([x, i, j]) => drawing("rect", {
+      x: j, y: i, width: 1, height: 1, class: `head${columnHead(j)}`, "fill-opacity": Math.sqrt(x).toFixed(3),
+    })),
+    ...words.flatMap((text, i) => [
+      drawing("text", { x: -0.2, y: i + 0.75, "text-anchor": "end", text }),
+      drawing("text", { x: -rows - 0.2, y: i + 0.75, "text-anchor": "end", transform: "rotate(-90)", text }),
+    ]),
+    ...(mark ? [drawing("rect", { x: mark[1], y: mark[0], width: 1, height: 1, class: "framed" })] : []),
+  ]);
 }
