@@ -42,9 +42,10 @@ def test_tables_say_what_the_plan_says(capsys: pytest.CaptureFixture[str]) -> No
 
 
 UNDIVIDED = (
-    "bamba-9b", "diff-13b", "falcon-7b", "gpt2-xl", "jamba-v0.1", "kimi-linear-48b-a3b",
-    "lfm2-1.2b", "mamba-2.8b", "mamba2-2.7b", "minimax-text-01", "nemotron-h-8b", "phi-4",
-    "qwen3-next-80b-a3b", "smollm2-135m",
+    "bamba-9b", "diff-13b", "falcon-7b", "gemma-4-e2b", "gpt2-xl", "jamba-v0.1",
+    "kimi-linear-48b-a3b", "lfm2-1.2b", "mamba-2.8b", "mamba2-2.7b", "minimax-text-01",
+    "nemotron-h-8b", "phi-4", "qwen3-next-80b-a3b", "qwen3.5-35b-a3b", "qwen3.5-397b-a17b",
+    "smollm2-135m",
 )  # fmt: skip
 """Heads that 4 does not divide, or of a layout that is not divided among ranks."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,14 +74,18 @@ def test_gemma_3_keeps_everything_in_every_sixth_layer() -> None:
     assert full.layers == tuple(range(5, 62, 6))
 
 
+UNPUBLISHED = {
+    "transformer-base": 63_082_496,  # 65 M is rounded, its vocabulary is about 37,000
+    "gemma-4-e2b": 4_628_569_379,  # published with its encoders
+}
+
+
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_parameters_are_the_public_count(name: str) -> None:
     preset = presets()[name]
     total = plan(name, tokens=1).parameters.total
     if preset.parameters is None:
-        # The paper's 65 M is rounded and leaves its vocabulary open (about 37,000).
-        assert name == "transformer-base"
-        assert total == 63_082_496
+        assert total == UNPUBLISHED[name]
         return
     assert abs(total / preset.parameters - 1) < 0.01
     if "tensors of" in preset.parameters_source:
@@ -145,4 +150,51 @@ def test_text_of_a_preset_is_named_after_its_source() -> None:
     for preset in presets().values():
         assert preset.source
         assert preset.parameters_source
+        assert preset.checked or preset.unchecked == "everything"
         assert math.isfinite(plan(preset.name, tokens=8).prefill.model)
+
+
+def test_contexts_and_rope_bases_are_the_published_ones() -> None:
+    """Numbers that neither parameters nor cache bytes show."""
+    expected = {
+        "qwen2-7b": (131_072, 1e6),
+        "qwen2.5-7b": (131_072, 1e6),
+        "glm-4.5": (131_072, 1e6),
+        "kimi-k2": (131_072, 5e4),
+        "mixtral-8x7b": (32_768, 1e6),
+        "gpt-oss-20b": (131_072, 1.5e5),
+        "gpt-oss-120b": (131_072, 1.5e5),
+        "olmo-3-7b": (65_536, 5e5),
+        "mistral-nemo": (128_000, 1e6),
+        "minimax-m2": (196_608, 5e6),
+        "glm-5": (202_752, 1e6),
+    }
+    for name, (positions, theta) in expected.items():
+        model = presets()[name].model
+        ropes = [layer.attention.rope for layer in model.layers]
+        assert (model.max_positions, {rope.theta for rope in ropes}) == (positions, {theta}), name
+    assert presets()["nemotron-h-8b"].model.max_positions == 8192
+
+
+def test_shared_keys_are_cached_once() -> None:
+    """Of 35 layers 15 keep keys: 12 of 512 tokens with 256 channels, 3 of all with 512."""
+    made = plan("gemma-4-e2b", tokens=8192)
+    assert made.cache_bytes == 2 * 2 * (12 * 512 * 256 + 3 * 8192 * 512)
+
+
+def test_the_page_says_how_many_presets_were_checked() -> None:
+    known = presets().values()
+    whole = sum(bool(p.checked) and not p.unchecked for p in known)
+    part = sum(bool(p.checked) and bool(p.unchecked) for p in known)
+    docs = Path(__file__).parents[2] / "docs"
+    english = (docs / "caches.md").read_text(encoding="utf-8")
+    chinese = (docs / "caches.zh.md").read_text(encoding="utf-8")
+    words = f"Of the {len(known)} presets, {whole} are confirmed"
+    assert words in english
+    assert f"{part} are confirmed in part" in english
+    assert f"{len(known)} 个预设中，{whole} 个" in chinese
+    assert f"{part} 个只" in chinese
+    for preset in known:
+        if not preset.checked:
+            assert f"`{preset.name}`" in english
+            assert f"`{preset.name}`" in chinese

@@ -117,8 +117,10 @@ def plan(
     screen = console()
     if presets:
         if json:
-            listed = {name: {"title": p.title, "source": p.source} for name, p in known().items()}
-            print_json(listed)
+            said = ("title", "source", "checked", "unchecked")
+            print_json(
+                {name: {key: getattr(p, key) for key in said} for name, p in known().items()}
+            )
             return
         for name, preset in known().items():
             line = f"{name:<20} {shapes(preset.model)}"

@@ -33,8 +33,11 @@ class Preset:
     """A known model.
 
     Attributes:
-        parameters: The public count, or None where the paper's is rounded beyond use.
+        parameters: The public count, or None where it is rounded beyond use or counts more.
         config: As a config.json, or as a ``TransformerConfig`` with ``layer`` and ``num_layers``.
+        checked: Where else its shapes were found: another project's configuration or recipe; empty
+            where nothing was found.
+        unchecked: Which of its numbers that does not say, or says otherwise; empty if none.
         baselines: Other presets that its cache is compared with in public, and how many bits a
             number were counted with.
     """
@@ -45,6 +48,8 @@ class Preset:
     parameters: int | None
     parameters_source: str
     config: Mapping[str, Any]
+    checked: str = ""
+    unchecked: str = ""
     baselines: tuple[Mapping[str, Any], ...] = ()
 
     @property
