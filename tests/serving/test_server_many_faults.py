@@ -36,11 +36,24 @@ def test_500_idle_connections_leave_room_for_requests(port: int) -> None:
         assert text(port) == alone
 
 
-def test_a_prompt_longer_than_the_pool_is_refused(port: int) -> None:
+def test_more_tokens_than_the_pool_holds_are_refused_by_name(port: int) -> None:
     alone = text(port)
-    status, answer = post(port, "/v1/completions", {**ASKED, "prompt": "a" * 300})
-    assert status == 400, answer
-    assert "128" in answer["error"]["message"]
+    said = [{"role": "user", "content": "a" * 300}]
+    for path, changes, param in (
+        ("/v1/completions", {"prompt": "a" * 300}, "prompt"),
+        ("/v1/completions", {"max_tokens": 128}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": said}, "messages"),
+    ):
+        body: dict[str, Any] = {**ASKED, **changes}
+        if param == "messages":
+            del body["prompt"]
+        status, answer = post(port, path, body)
+        error = answer["error"]
+        assert (status, error["param"]) == (400, param), answer
+        assert error["code"] == "context_length_exceeded"
+        assert "the cache holds 128" in error["message"]
+    status, answer = post(port, "/v1/completions", {**ASKED, "max_tokens": 127})
+    assert status == 200, answer  # what just fits
     assert text(port) == alone
 
 
