@@ -39,7 +39,7 @@ def test_texts_have_the_same_bits_in_any_arrangement(name):
     assert check(model(name, torch.bfloat16), 90, [13]) == 1
 
 
-@pytest.mark.parametrize("name", LAYERS.keys() - {"t5"})
+@pytest.mark.parametrize("name", [name for name in LAYERS if name != "t5"])
 def test_rows_with_numbers_of_tokens_of_their_own_have_the_same_bits(name):
     assert check(model(name, torch.float32), 70, [1, 2], packed) == 2
     assert check(model(name, torch.bfloat16), 70, [3], packed) == 1
