@@ -46,6 +46,7 @@ SIZES: dict[str, Any] = {
 """Instead of a family's own, which are those of a large model."""
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "esm": {"pad_token_id": 1},
+    "squeezebert": {"embedding_size": 32},
     "gemma3n_text": {"num_kv_shared_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "mimo_v2_flash": {"num_key_value_heads": 2},
