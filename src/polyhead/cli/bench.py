@@ -24,7 +24,7 @@ def bench(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer and smaller cases, in 2 minutes.")
+        bool, typer.Option("--quick", help="Fewer and smaller cases, in 5 minutes.")
     ] = False,
     dtypes: Annotated[
         str, typer.Option(help="Comma-separated: float32, bfloat16, float16.")
