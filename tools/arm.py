@@ -21,6 +21,8 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from torch import Tensor
 
+from polyhead.layers.quantized import int8_activations
+
 ROOT = Path(__file__).parents[1]
 COMPILER = "aarch64-linux-gnu-g++"
 FLAGS = [
@@ -84,9 +86,9 @@ def product(dtype: torch.dtype, rows: int, block: str | None, *, int8: bool = Fa
                 blocks[:, :, at : at + 2] = scale.view(np.uint8)
         stored = coded.tobytes()
         exact = torch.from_numpy(quants.dequantize(coded, kind)).double()
-    y = x.double() @ exact.mT + bias.double()
+    y = (int8_activations(x.float()) if int8 else x).double() @ exact.mT + bias.double()
     size = float(exact.abs().mean() * x.double().abs().mean() * inside**0.5)
-    error = CLOSE[dtype] * 4 * max(size, 1.0) + (0.03 * size if int8 else 0.0)
+    error = CLOSE[dtype] * 4 * max(size, 1.0)
     return Case(
         f"product {dtype} {rows} rows {block or 'dense'}{' int8' if int8 else ''}", 1,
         [DTYPES.index(dtype), rows, inside, outside, number, int(int8)],
