@@ -3,7 +3,7 @@
     out_i = Attention(x_i Wq, [x_N; s] Wk, [x_N; s] Wv)        N: the window of token i
     s_b   = norm(Σ x_j, j in block b)
 
-Guo et al. 2022, "LongT5". Window and sums are two parts of the keys. A block that is not whole
+Guo et al. 2022, "LongT5". Window and sums are two sets of keys. A block that is not whole
 makes no sum; its tokens are added to the sum before, and stand at its place.
 
 Shape letters: B batch, H query heads, T tokens, n blocks, V value size, E embed size.
@@ -20,13 +20,19 @@ from polyhead.config import AttentionConfig, BlockSumsAttentionConfig
 from polyhead.config.block_sums import SUMS_BIAS
 from polyhead.layers import fused
 from polyhead.layers.handed import Handed, handed_to
-from polyhead.layers.key_parts import KeyPart, PartsAttention, attend_parts, both, lengths_of_rows
 from polyhead.layers.norms import build_norm
 from polyhead.layers.registry import register_builder
+from polyhead.layers.sparse_encoder import (
+    KeySet,
+    SparseEncoderAttention,
+    attend_key_sets,
+    both,
+    lengths_of_rows,
+)
 from polyhead.semantics import Bias, DenseSource, KeyLengths, RelativeBias, Window
 
 
-class BlockSumsAttention(PartsAttention):
+class BlockSumsAttention(SparseEncoderAttention):
     """``MultiHeadAttention`` of an encoder's window and of sums of blocks; built from its config.
 
     Attributes:
@@ -78,11 +84,11 @@ class BlockSumsAttention(PartsAttention):
         sums = sums.scatter_add(1, at[..., None].expand_as(x), x)[:, :-1]
         made = fused.linears(self.sums_norm(sums), self.k_proj, self.v_proj)
         k, v = (y.view(*y.shape[:2], self.num_kv_heads, -1).transpose(1, 2) for y in made)
-        parts = (
-            KeyPart(source, inside, bias),
-            KeyPart(DenseSource(k, v), KeyLengths(whole), table, blocks),
+        sets = (
+            KeySet(source, inside, bias),
+            KeySet(DenseSource(k, v), KeyLengths(whole), table, blocks),
         )
-        return attend_parts(self, q, parts, **options)
+        return attend_key_sets(self, q, sets, **options)
 
     def _table(self, handed: Handed | None) -> RelativeBias:
         if self.sums_bias is None:

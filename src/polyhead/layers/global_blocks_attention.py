@@ -18,12 +18,18 @@ from torch import Tensor
 
 from polyhead.config import AttentionConfig, GlobalBlocksAttentionConfig
 from polyhead.layers.handed import Handed
-from polyhead.layers.key_parts import KeyPart, PartsAttention, attend_parts, both, lengths_of_rows
 from polyhead.layers.registry import register_builder
+from polyhead.layers.sparse_encoder import (
+    KeySet,
+    SparseEncoderAttention,
+    attend_key_sets,
+    both,
+    lengths_of_rows,
+)
 from polyhead.semantics import Bias, BlockSparse, DenseSource, Keep, KeyLengths
 
 
-class GlobalBlocksAttention(PartsAttention):
+class GlobalBlocksAttention(SparseEncoderAttention):
     """``MultiHeadAttention`` to neighbouring and global blocks of tokens; built from its config."""
 
     config_class: ClassVar[type[AttentionConfig]] = GlobalBlocksAttentionConfig
@@ -44,14 +50,14 @@ class GlobalBlocksAttention(PartsAttention):
         at = torch.arange(-(-T // size), device=x.device)
         ends = (at == 0) | (at == at[-1])
         seen = ((at[:, None] - at).abs() <= 1) | ends | ends[:, None]
-        near = KeyPart(DenseSource(k, v), both(BlockSparse(seen, size), mask))
+        near = KeySet(DenseSource(k, v), both(BlockSparse(seen, size), mask))
         if not again:
             return self._attend(q, near.source, mask=near.mask, **options)
         between = (~ends).repeat_interleave(size)[:T]
         first = DenseSource(k[:, :, :size], v[:, :, :size])
         real = None if mask is None else KeyLengths(lengths_of_rows(mask, x).clamp(max=size))
-        more = KeyPart(first, both(Keep(between[:, None]), real), times=again)
-        return attend_parts(self, q, (near, more), **options)
+        more = KeySet(first, both(Keep(between[:, None]), real), times=again)
+        return attend_key_sets(self, q, (near, more), **options)
 
 
 register_builder(GlobalBlocksAttentionConfig, GlobalBlocksAttention.from_config)

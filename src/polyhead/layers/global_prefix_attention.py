@@ -20,13 +20,18 @@ from torch import Tensor
 from polyhead.config import AttentionConfig, GlobalPrefixAttentionConfig
 from polyhead.kernels.dispatch import attention
 from polyhead.layers.handed import Handed
-from polyhead.layers.key_parts import KeyPart, PartsAttention, attend_parts, lengths_of_rows
 from polyhead.layers.norms import build_norm
 from polyhead.layers.registry import register_builder
+from polyhead.layers.sparse_encoder import (
+    KeySet,
+    SparseEncoderAttention,
+    attend_key_sets,
+    lengths_of_rows,
+)
 from polyhead.semantics import Bias, Chunk, DenseSource, Keep, KeyLengths, Mask
 
 
-class GlobalPrefixAttention(PartsAttention):
+class GlobalPrefixAttention(SparseEncoderAttention):
     """``MultiHeadAttention`` of blocks and of a prefix; built from its config.
 
     Its input ``[B, P + T, E]`` has the prefix in front; the mask of a call is about the T tokens. A
@@ -64,9 +69,9 @@ class GlobalPrefixAttention(PartsAttention):
             real = places < lengths[:, None]
             inside, every = inside & Keep(real[:, None, None]), KeyLengths(lengths + P)
         at = places + self.config.stagger
-        own = KeyPart(DenseSource(k[:, :, P:], v[:, :, P:], at), inside, None, at)
-        parts = own, KeyPart(DenseSource(k[:, :, :P], v[:, :, :P]))
-        tokens = attend_parts(self, q[:, :, P:], parts, **options)
+        own = KeySet(DenseSource(k[:, :, P:], v[:, :, P:], at), inside, None, at)
+        sets = own, KeySet(DenseSource(k[:, :, :P], v[:, :, :P]))
+        tokens = attend_key_sets(self, q[:, :, P:], sets, **options)
         prefix = attention(q[:, :, :P], k, v, mask=every, **options)
         return torch.cat((prefix, tokens), dim=2)
 

@@ -3,7 +3,7 @@
     out_i = Attention(x_i Wq, x_N Wk, x_N Wv)       N: the window of token i, and the global tokens
     out_g = Attention(x_g Wq', x Wk', x Wv')        of a global token g: all tokens
 
-Beltagy et al. 2020, "Longformer". Window and global tokens are two parts of the keys, so the work
+Beltagy et al. 2020, "Longformer". Window and global tokens are two sets of keys, so the work
 grows with T · (window + global tokens).
 
 Shape letters: B batch, H query heads, T tokens, D head size, V value size, E embed size.
@@ -21,13 +21,19 @@ from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS
 from polyhead.kernels.dispatch import attention
 from polyhead.layers import fused
 from polyhead.layers.handed import Handed
-from polyhead.layers.key_parts import KeyPart, PartsAttention, attend_parts, both, lengths_of_rows
 from polyhead.layers.linear import linear
 from polyhead.layers.registry import register_builder
+from polyhead.layers.sparse_encoder import (
+    KeySet,
+    SparseEncoderAttention,
+    attend_key_sets,
+    both,
+    lengths_of_rows,
+)
 from polyhead.semantics import Bias, DenseSource, Drop, Keep, KeyLengths, Window
 
 
-class GlobalWindowAttention(PartsAttention):
+class GlobalWindowAttention(SparseEncoderAttention):
     """``MultiHeadAttention`` of an encoder's window, with ``q_global_proj``, ``k_global_proj`` and
     ``v_global_proj`` for the rows of global tokens; built from its config.
 
@@ -71,12 +77,12 @@ class GlobalWindowAttention(PartsAttention):
         # The places of a row's global tokens, and of others behind them.
         places = (~tokens).int().argsort(dim=1, stable=True)[:, :most]
         columns = tokens[:, None, None]
-        heads = attend_parts(
+        heads = attend_key_sets(
             self,
             q,
             (
-                KeyPart(source, both(self._band & Drop(columns), mask)),
-                KeyPart(DenseSource(_at(k, places, 2), _at(v, places, 2)), KeyLengths(counts)),
+                KeySet(source, both(self._band & Drop(columns), mask)),
+                KeySet(DenseSource(_at(k, places, 2), _at(v, places, 2)), KeyLengths(counts)),
             ),
             shown=both(self._band | Keep(columns), mask),
             **options,

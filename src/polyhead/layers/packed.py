@@ -1,7 +1,7 @@
 """Rows that take different numbers of tokens in one call: ``[1, N]``, one row after the other.
 
-Native code computes the tokens as they lie (``decode_plan.steps``). Modules get rows of one length:
-behind the tokens of a row stands padding, at positions below 0, which caches leave out.
+Native code computes the packed tokens (``decode_plan.steps``). Modules get rows of one length,
+padded at the end; padding has positions below 0, and caches leave it out.
 
 Shape letters: B rows, T tokens of the row that has the most, N tokens of all rows.
 """

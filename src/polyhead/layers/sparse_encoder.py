@@ -1,9 +1,9 @@
-"""One softmax over several sources of keys, each with a mask and a bias of its own.
+"""One softmax over several sets of keys, each with a mask and a bias of its own.
 
-Attention to each part is a state, and states over disjoint keys merge exactly; so a layer that sees
+Attention to each set is a state, and states over disjoint keys merge exactly; so a layer that sees
 a window and some tokens far away needs no mask of T × S.
 
-Shape letters: B batch, H query heads, T queries, S keys of all parts, V value size.
+Shape letters: B batch, H query heads, T queries, S keys of all sets, V value size.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from polyhead.semantics import Bias, DenseSource, Keep, KeyLengths, Mask, Tokens
 from polyhead.semantics.arguments import query_tokens
 
 
-class KeyPart(NamedTuple):
+class KeySet(NamedTuple):
     """Some of the keys of a call.
 
     Attributes:
@@ -45,10 +45,10 @@ class KeyPart(NamedTuple):
     times: int = 1
 
 
-def attend_parts(
+def attend_key_sets(
     layer: Hooked,
     q: Tensor,
-    parts: Sequence[KeyPart],
+    sets: Sequence[KeySet],
     *,
     shown: Mask | None = None,
     **options: Any,
@@ -58,24 +58,24 @@ def attend_parts(
     Args:
         layer: The layer that attends.
         q: ``[B, H, T, D]``.
-        parts: Of the keys.
-        shown: What hooks are told to be the mask, where the first part's source has all keys; None:
-            they are shown the keys of all parts, one after the other, with mask and bias drawn.
+        sets: Of the keys, disjoint.
+        shown: What hooks are told to be the mask, where the first set's source has all keys; None:
+            they are shown the keys of all sets, one after the other, with mask and bias drawn.
         **options: Further arguments of ``attention``; ``scale`` is one of them.
     """
     outs, lses = [], []
-    for part in parts:
+    for seen in sets:
         out, lse = attention(
-            q, part.source, mask=part.mask, bias=part.bias, q_positions=part.q_positions,
+            q, seen.source, mask=seen.mask, bias=seen.bias, q_positions=seen.q_positions,
             return_lse=True, **options,
         )  # fmt: skip
         outs.append(out)
-        lses.append(lse + math.log(part.times) if part.times != 1 else lse)
+        lses.append(lse + math.log(seen.times) if seen.times != 1 else lse)
     heads, lse = merge_states(outs, lses)
     if layer._hooks and (hooks := hooks_here(layer._hooks)):
-        first = parts[0]
+        first = sets[0]
         q_tokens = query_tokens(q, first.source, first.q_positions)
-        made = _drawn(q, parts) if shown is None else (first.source, shown, None)
+        made = _drawn(q, sets) if shown is None else (first.source, shown, None)
         source, mask, bias = made
         record = AttentionRecord(
             layer=layer,
@@ -97,31 +97,31 @@ def attend_parts(
     return heads
 
 
-def _drawn(q: Tensor, parts: Sequence[KeyPart]) -> tuple[DenseSource, Mask, Tensor]:
+def _drawn(q: Tensor, sets: Sequence[KeySet]) -> tuple[DenseSource, Mask, Tensor]:
     """All keys as one source, their mask and their bias ``[B, H, T, S]``."""
     masks, biases = [], []
-    for part in parts:
-        source = part.source
+    for seen in sets:
+        source = seen.source
         shape = (*q.shape[:3], source.tokens.length)
-        tokens = query_tokens(q, source, part.q_positions), source.tokens
+        tokens = query_tokens(q, source, seen.q_positions), source.tokens
         allowed = torch.ones((), dtype=torch.bool, device=q.device)
-        added = q.new_full((), math.log(part.times))
-        if part.mask is not None:
-            allowed = part.mask.visible(*tokens, q.device)
-        if part.bias is not None:
-            added = added + part.bias.tile(*tokens, q)
+        added = q.new_full((), math.log(seen.times))
+        if seen.mask is not None:
+            allowed = seen.mask.visible(*tokens, q.device)
+        if seen.bias is not None:
+            added = added + seen.bias.tile(*tokens, q)
         masks.append(allowed.expand(shape))
         biases.append(added.expand(shape))
     keys, values = (
         torch.cat(each, dim=2)
-        for each in zip(*((part.source.k, part.source.v) for part in parts), strict=True)
+        for each in zip(*((seen.source.k, seen.source.v) for seen in sets), strict=True)
     )
     joined = DenseSource.over(keys, values, Tokens.of(keys.shape[2]))
     return joined, Keep(torch.cat(masks, dim=3)), torch.cat(biases, dim=3)
 
 
-class PartsAttention(MultiHeadAttention):
-    """Base of an encoder's attention over parts of keys: self-attention without a cache."""
+class SparseEncoderAttention(MultiHeadAttention):
+    """Base of an encoder's attention over sets of keys: self-attention without a cache."""
 
     def forward(
         self,
