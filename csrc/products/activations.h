@@ -43,10 +43,19 @@ inline float activated(float x, Activation kind, Bend bend) { return acted(splat
 inline float exponential_of(float x) { return exponential(splat(x))[0]; }
 inline float sigmoid(float x) { return 1.0f / (1.0f + exponential_of(-x < 88.0f ? -x : 88.0f)); }
 
+// activation(x held below a clamp); a NaN stays.
+inline Vec activated(const Network& n, Bend bend, Vec x) { return acted(smaller(splat(n.clamp), x), n.activation, bend); }
+// What an activated gate is multiplied by: value within ± the clamp, and the offset.
+inline Vec multiplied_by_gate(const Network& n, Vec value) {
+    const Vec most = splat(n.clamp);
+    value = larger(-most, smaller(most, value));
+    return n.offset != 0.0f ? value + n.offset : value;
+}
+
 // x = activation(x held below a clamp), `count` numbers.
 inline void activate(const Network& n, Bend bend, float* x, int64_t count) {
     int64_t i = 0;
-    for (; i + W <= count; i += W) store(acted(choose((VecInt)(load(x + i) > splat(n.clamp)), splat(n.clamp), load(x + i)), n.activation, bend), x + i);
+    for (; i + W <= count; i += W) store(activated(n, bend, load(x + i)), x + i);
     for (; i < count; ++i) x[i] = activated(x[i] > n.clamp ? n.clamp : x[i], n.activation, bend);
 }
 

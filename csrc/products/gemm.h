@@ -121,16 +121,6 @@ struct Share {
     }
 };
 
-// Calls step(first row, tiles of rows) for one block of rows after another, all threads at the same one.
-template <class Step> inline void for_blocks(int64_t rows, const Step& step) {
-    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-    for (int64_t b = 0; b < blocks; ++b) {
-        if (b) wait_for_team();
-        const int64_t block = rows * b / blocks;
-        step(block, TilesOfRows(rows * (b + 1) / blocks - block));
-    }
-}
-
 // The tiles of a block of x that a thread packs.
 template <class T, class E>
 void pack_block(const Gemm& p, int64_t block, TilesOfRows tiles, int64_t thread, int64_t threads, E* to) {
@@ -171,7 +161,8 @@ void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, in
 template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads) {
     int64_t columns = 0;
     for (int i = 0; i < p.count; ++i) columns += p.weights[i].out_features;
-    for_blocks(p.rows, [&](int64_t block, TilesOfRows tiles) {
+    over_row_blocks(p.rows, [&](int64_t block, int64_t rows_of_block) {
+        const TilesOfRows tiles(rows_of_block);
         pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();
         const Share share(tiles.count, columns, kColumnUnit, thread, threads);

@@ -7,13 +7,6 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-inline Vec gated_hidden(const Network& by, Bend bend, Vec gate, Vec value) {
-    const Vec most = splat(by.clamp);
-    value = larger(-most, smaller(most, value));
-    if (by.offset != 0.0f) value += by.offset;
-    return acted(smaller(most, gate), by.activation, bend) * value;
-}
-
 // Hidden features of rows kPanel apart from dots that lie likewise, in the place of `values`.
 template <class T>
 void activate_panel(const Network& by, Bend bend, const float* gates, float* values, int64_t rows, int64_t n, int64_t count) {
@@ -23,8 +16,8 @@ void activate_panel(const Network& by, Bend bend, const float* gates, float* val
     for (int64_t r = 0; r < rows; ++r, gates += kPanel, values += kPanel)
         for (int64_t i = 0; i < kPanel; i += W) {
             const Vec value = load(values + i) + load(up_bias + i);
-            store(by.gate.weight ? gated_hidden(by, bend, load(gates + i) + load(gate_bias + i), value)
-                                 : acted(smaller(splat(by.clamp), value), by.activation, bend), values + i);
+            store(by.gate.weight ? activated(by, bend, load(gates + i) + load(gate_bias + i)) * multiplied_by_gate(by, value)
+                                 : activated(by, bend, value), values + i);
         }
 }
 
@@ -72,7 +65,8 @@ void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int thre
 template <class T, class E> void gemm_network_of(const GemmNetwork& f, int thread, int threads) {
     const Gemm& p = f.in;
     const LinearWeight& down = f.network.down;
-    for_blocks(p.rows, [&](int64_t block, TilesOfRows tiles) {
+    over_row_blocks(p.rows, [&](int64_t block, int64_t rows_of_block) {
+        const TilesOfRows tiles(rows_of_block);
         pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();
         hidden_panels<T, E>(f, tiles, thread, threads);

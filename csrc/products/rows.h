@@ -1,7 +1,9 @@
-// Rows of numbers: as float32, and added.
+// Rows of numbers: as float32, added, and in blocks.
 #pragma once
 
+#include "../common/team.h"
 #include "../common/vector.h"
+#include "arguments.h"
 
 namespace polyhead::PH_NAMESPACE {
 
@@ -18,6 +20,16 @@ template <class T> void add_rows(const T* x, const T* h, int64_t count, T* y) {
 
 inline void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows, int64_t K, float* to) {
     with_dtype(dtype, [&](auto number) { widen<decltype(number)>(from, stride, rows, K, to); });
+}
+
+// Calls of(first row, rows) for one block of rows after another, all threads at the same one.
+template <class Of> inline void over_row_blocks(int64_t rows, const Of& of) {
+    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+    for (int64_t b = 0; b < blocks; ++b) {
+        if (b) wait_for_team();
+        const int64_t first = rows * b / blocks;
+        of(first, rows * (b + 1) / blocks - first);
+    }
 }
 
 }  // namespace polyhead::PH_NAMESPACE

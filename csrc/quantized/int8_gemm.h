@@ -5,6 +5,7 @@
 #pragma once
 
 #include "../products/activations.h"
+#include "../products/rows.h"
 #include "int8_activations.h"
 
 namespace polyhead::PH_NAMESPACE {
@@ -176,19 +177,10 @@ inline int64_t panels_until(int64_t columns, int64_t thread, int64_t threads) {
     return until < columns ? until : columns;
 }
 
-// Calls of(first row, rows) for one block of rows after another, all threads at the same one.
-template <class Of> inline void over_int8_blocks(int64_t rows, const Of& of) {
-    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-    for (int64_t b = 0; b < blocks; ++b) {
-        if (b) wait_for_team();
-        of(rows * b / blocks, rows * (b + 1) / blocks - rows * b / blocks);
-    }
-}
-
 template <class T> void int8_gemm_of(const Gemm& p, int64_t thread, int64_t threads) {
     const int64_t units = p.in_features / kUnit;
     Int8Words* x = (Int8Words*)p.scratch.x();
-    over_int8_blocks(p.rows, [&](int64_t m, int64_t rows) {
+    over_row_blocks(p.rows, [&](int64_t m, int64_t rows) {
         const int64_t from = rows * thread / threads, to = rows * (thread + 1) / threads;
         round_rows((const T*)p.x + (m + from) * p.x_stride, p.x_stride, to - from, p.in_features, x + from * units, units);
         wait_for_team();
@@ -214,13 +206,9 @@ template <class T> void int8_hidden(const Network& by, Bend bend, const Int8Word
             });
         });
     };
-    const Vec most = splat(by.clamp);
-    if (by.gate.weight) each(by.gate, [&](Vec gate, float* at) { store_some(acted(choose((VecInt)(gate > most), most, gate), by.activation, bend), at, count); });
+    if (by.gate.weight) each(by.gate, [&](Vec gate, float* at) { store_some(activated(by, bend, gate), at, count); });
     each(by.up, [&](Vec value, float* at) {
-        if (!by.gate.weight) return store_some(acted(choose((VecInt)(value > most), most, value), by.activation, bend), at, count);
-        value = choose((VecInt)(value > most), most, choose((VecInt)(value < -most), -most, value));
-        if (by.offset != 0.0f) value += by.offset;
-        store_some(load_some(at, count) * value, at, count);
+        store_some(by.gate.weight ? load_some(at, count) * multiplied_by_gate(by, value) : activated(by, bend, value), at, count);
     });
 }
 
@@ -232,7 +220,7 @@ template <class T> void int8_network_of(const GemmNetwork& f, int64_t thread, in
     float* hidden = p.scratch.hidden();
     float* panel = p.scratch.panel((int)thread);
     const Bend bend = bend_of<T>(by);
-    over_int8_blocks(p.rows, [&](int64_t m, int64_t rows) {
+    over_row_blocks(p.rows, [&](int64_t m, int64_t rows) {
         const int64_t from = rows * thread / threads, to = rows * (thread + 1) / threads;
         round_rows((const T*)p.x + (m + from) * p.x_stride, p.x_stride, to - from, K, x + from * units, units);
         wait_for_team();
