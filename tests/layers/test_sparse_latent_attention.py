@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from torch import Tensor
+from whole_models import check_decoding
 
 import polyhead as ph
 from polyhead.caches import LayerCache, Quantized
@@ -167,23 +168,7 @@ def model(*sources: int | None) -> Transformer:
 @pytest.mark.parametrize("sources", [(None, None), (None, 0, None, 2)], ids=["own", "shared"])
 def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(kind, sources, tmp_path):
     mine = model(*sources)
-    ids = torch.randint(50, (2, 40), generator=torch.Generator().manual_seed(0))
-    whole, cache = mine(ids), mine.new_cache(kind=kind, capacity=40)
-    parts = [mine(part, cache=cache) for part in ids.split([30, 1, 1, 8], dim=1)]
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
-    plan = ph.plan(
-        mine.config, tokens=40, batch_size=2, dtype="float32",
-        page_size=None if kind == "auto" else 16,
-    )  # fmt: skip
-    assert cache.bytes == plan.cache_bytes
-    assert plan.parameters.total == sum(p.numel() for p in mine.parameters())
-    cache.save(tmp_path / "cache.safetensors")
-    other = mine.new_cache(kind=kind)
-    other.load(tmp_path / "cache.safetensors")
-    for each in (cache, other):
-        each.rollback(1)
-        again = mine(ids[:, -1:], cache=each)
-        torch.testing.assert_close(again, whole[:, -1:], atol=1e-5, rtol=1e-5)
+    cache = check_decoding(mine, kind, tmp_path)
     assert "modules" in mine.decode_plan(cache).explain()
 
 
