@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig, RelativeBiasConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import HeadLayout, shared
+from polyhead.config.layout import HeadLayout
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.config.sparse_encoder import check_plain, merged_elements
 from polyhead.errors import ConfigError
 
 SUMS_BIAS = "sums_bias"
@@ -77,21 +78,3 @@ class BlockSumsAttentionConfig(AttentionConfig, kind="block_sums"):
         given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
         plain = super().peak_activation_elements(embed_dim, half=half, **given)
         return plain + merged_elements(self, ranks)
-
-
-def check_plain(config: AttentionConfig, what: str, *, allowed: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError unless an encoder's heads have nothing that parts of keys cannot do."""
-    if config.window is not None and config.window_ahead is None:
-        raise ConfigError(f"{what} belong to an encoder: give window_ahead beside window")
-    plain = AttentionConfig(config.num_heads, config.num_kv_heads, config.head_dim)
-    for name in (
-        "rope", "qk_norm", "v_norm", "alibi", "qkv_clip", "query_temperature", "sinks",
-        "values_from_keys", "hands_on_keys", "value_scale", "chunk",
-    ):  # fmt: skip
-        if name not in allowed and getattr(config, name) != getattr(plain, name):
-            raise ConfigError(f"{what} go without {name}: got {getattr(config, name)!r}")
-
-
-def merged_elements(config: AttentionConfig, ranks: int) -> int:
-    """Elements per token of two states and what they are merged to."""
-    return 6 * shared(config.num_heads, ranks) * config.value_dim

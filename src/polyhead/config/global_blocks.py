@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.block_sums import check_plain, merged_elements
 from polyhead.config.data import check_whole
 from polyhead.config.layout import AttentionSpan
+from polyhead.config.sparse_encoder import check_plain, merged_elements
 from polyhead.errors import ConfigError
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.block_sums import check_plain, merged_elements
 from polyhead.config.data import check_whole
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.config.sparse_encoder import check_plain, merged_elements
 from polyhead.errors import ConfigError
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.block_sums import check_plain, merged_elements
 from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS, shared
 from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.config.sparse_encoder import check_plain, merged_elements
 from polyhead.errors import ConfigError
 
 

@@ -142,8 +142,9 @@ def _case(
         if installed(HTTP):
             http = OverHttp(model, share_prefixes=False, **room)
             stack.callback(http.close)
-            run = lambda: Made(*http.texts(load.prompts, load.new))  # noqa: E731
-            peers[OVER_HTTP] = Contestant(run, _other_texts)
+            peers[OVER_HTTP] = Contestant(
+                lambda: Made(*http.texts(load.prompts, load.new)), _other_texts
+            )
     engine = Engine(model, share_prefixes=False, **room)
     return Case(
         group, callers, dtype, checked(model, load, in_engine(engine, load)), peers,
