@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shutil
 import subprocess
 import tempfile
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -93,9 +94,11 @@ class BuildForEachProcessor(build_ext):
     why_not = ""
     codes = "all"
 
+    stays = False
+
     def run(self) -> None:
-        if self.inplace:
-            self.codes = "native"
+        if self.inplace:  # which is 0 while extensions are built
+            self.codes, self.stays = "native", True
         super().run()
         module = Path(self.get_ext_fullpath(NAME))
         reason = module.with_name("not_compiled.txt")
@@ -126,7 +129,12 @@ class BuildForEachProcessor(build_ext):
             *(f"csrc/instruction_sets/{name}.cpp" for name in reversed(names)),
         ]
         extension.define_macros = [("PH_CODES(X)", " ".join(f"X({name})" for name in names))]
-        if not set(names) <= codes_in(Path(self.get_ext_fullpath(NAME))):
+        target = Path(self.get_ext_fullpath(NAME))
+        if self.stays and (built := built_before(target.name, extension, names)) is not None:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(built, target)
+            return
+        if not set(names) <= codes_in(target):
             self.force = True
         try_compiler(compiler, names)
         self.compile_side_by_side(extension)
@@ -187,6 +195,22 @@ def worth_compiling(measured: str) -> list[str]:
     slow = rates.get("bf16_pairs", 0.0) < SLOW_PAIRS * rates.get("fma_512", 0.0)
     beside = best in ("avx512_bf16", "avx512_amx") and slow and "avx512" in others
     return [best, "avx512"] if beside else [best]
+
+
+def built_before(name: str, extension: Extension, names: list[str]) -> Path | None:
+    """The module that lies in the source tree, if it is newer than what it is made of.
+
+    ``pip install -e`` builds in a new folder each time, where setuptools finds nothing to keep. A
+    compiler or flags that the environment names are obeyed.
+    """
+    built = Path("src", *NAME.split(".")[:-1], name)
+    if {"CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS"} & set(os.environ):
+        return None
+    if not set(names) <= codes_in(built):
+        return None
+    made_of = [*extension.sources, *extension.depends, "setup.py"]
+    newest = max(Path(each).stat().st_mtime for each in made_of)
+    return built if built.stat().st_mtime > newest else None
 
 
 def codes_in(module: Path) -> set[str]:

@@ -137,6 +137,41 @@ def test_a_compiler_of_another_interface_is_named(monkeypatch):
     assert command.why_not.startswith("msvc cannot compile it")
 
 
+@pytest.mark.parametrize(
+    ("codes", "age", "environment", "kept"),
+    [
+        ("avx2 portable", 10, {}, True),
+        ("avx512 avx2 portable", 10, {}, True),
+        ("portable", 10, {}, False),
+        ("avx2 portable", -10, {}, False),
+        ("avx2 portable", 10, {"CXX": "clang++"}, False),
+        ("avx2 portable", 10, {"CXXFLAGS": "-O1"}, False),
+    ],
+)
+def test_what_is_compiled_stays_until_its_sources_or_flags_change(
+    tmp_path, monkeypatch, codes, age, environment, kept
+):
+    monkeypatch.setattr("setuptools.setup", lambda **_: None)
+    building = runpy.run_path(str(ROOT / "setup.py"))
+    monkeypatch.chdir(tmp_path)
+    module = Path("src/polyhead/native/_native.abi3.so")
+    module.parent.mkdir(parents=True)
+    extension = building["Extension"](building["NAME"], ["module.cpp"], depends=["rows.h"])
+    names = ["avx2", "portable"]
+    for variable in ("CC", "CXX", "CFLAGS", "CXXFLAGS", "LDFLAGS"):
+        monkeypatch.delenv(variable, raising=False)
+    assert building["built_before"](module.name, extension, names) is None
+    module.write_bytes(f"polyhead codes:{codes};".encode())
+    for source in ("module.cpp", "rows.h", "setup.py"):
+        Path(source).touch()
+    then = Path("rows.h").stat().st_mtime + age
+    os.utime(module, (then, then))
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    found = building["built_before"](module.name, extension, names)
+    assert found == (module if kept else None)
+
+
 @pytest.mark.skipif(native.code() is None, reason="no native code was compiled here")
 def test_a_module_built_earlier_names_its_codes(monkeypatch):
     monkeypatch.setattr("setuptools.setup", lambda **_: None)
