@@ -11,7 +11,7 @@ const PICTURED = { QK: "scaled", exp: "A", sum: "A" };
 function pathOfHeads(steps, at, go) {
   const [head, part] = steps[at].key.split(".");
   const current = part ? `${head}.${PICTURED[part] ?? part}` : head;
-  const valuesOf = (key) => steps.find((step) => step.key === key).values;
+  const valuesOf = (key) => steps[steps.findIndex((step) => step.key === key)].values;
   const picture = (name, label, values, columnHead) => [
     heat(values, label, { most: Math.max(...values.flat()), columnHead }), element("span", {}, indexed(name)),
   ];
@@ -19,9 +19,11 @@ function pathOfHeads(steps, at, go) {
     const place = steps.findIndex((each) => each.key === key);
     const { name, values, titles } = steps[place];
     const label = `${name}: ${titles[language]}`;
-    return element("button", {
+    const button = element("button", {
       type: "button", classes: "quiet", "aria-label": label, data: `path-${key}`, ...(key === current && { "aria-current": "step" }),
     }, picture(name, label, values, columnHead));
+    button.addEventListener("click", () => go(place));
+    return button;
   };
   const ofHead = (number, ...parts) => element("div", { classes: "sights" },
     parts.map((each) => step(`head${number}.${each}`, () => number)));
@@ -41,9 +43,5 @@ function pathOfHeads(steps, at, go) {
   const box = element("div", { classes: "path", data: "path" }, Object.entries(stages).flatMap(([name, parts]) => [
     element("p", { classes: "caption", text: t(`lesson.path.${name}`) }), ...parts,
   ]));
-  for (const node of box.querySelectorAll("button")) {
-    const key = node.dataset.testid.slice("path-".length);
-    node.addEventListener("click", () => go(steps.findIndex((each) => each.key === key)));
-  }
   return box;
 }
