@@ -182,7 +182,7 @@ def main() -> int:
     lines = []
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(asked.jobs) as pool:
         try:
-            for package in asked.package:
+            for package in sorted(asked.package, key=lambda name: name != TRITON):
                 lines.append(one_package(package, asked, Path(scratch), pool))
                 print(lines[-1][1], flush=True)
         finally:
