@@ -80,6 +80,26 @@ struct Attention {
     InterruptCheck* interrupt;                       // or null: never stopped
 };
 
+// Queries that choose blocks of keys by bounds of their products, all heads of a kv head together: their own block, and
+// of those before it the ones whose bounds are highest, of equal ones the first.
+struct BlockChoice {
+    Dtype dtype;
+    int64_t batch, heads, kv_heads, queries, key_dim;
+    const char* q;
+    int64_t q_batch, q_head, q_token;
+    const char* entries;                // [B, count, G · 2 D]: greatest features of a block's keys, then least ones
+    int64_t entries_batch, entries_row, count;
+    const int64_t* own;                 // [B or 1, T]; below 0: the query chooses none
+    int64_t own_batch;
+    int64_t top_k;                      // 0: they see all keys
+    int64_t* chosen;                    // [B, G, T, top_k], ascending, -1 behind them
+    float* scratch;                     // choice_numbers(...)
+};
+
+constexpr int kMostChoosers = 16;  // threads that choose in a step
+
+inline int64_t choice_numbers(const BlockChoice& c, int64_t threads) { return threads * (2 * c.key_dim + c.count); }
+
 // What `out` and `lse` of a call that was computed say about its q, k and v (one segment), and its bias.
 struct Gradients {
     Attention call;

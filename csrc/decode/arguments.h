@@ -118,6 +118,8 @@ struct Step {
     const float* slopes;                // of ALiBi, or null
     float rounded;                      // as in Attention, as are the next two
     const float* by_distance;           // or null
+    int64_t block_size;                 // keys of a block, with `choice`
+    BlockChoice choice;                 // of entries and top_k; top_k 0: queries see all keys
     int64_t farthest, position;         // position: of the first token, unless rows are uneven
     float scale, softcap;
     LinearWeight out;
@@ -176,7 +178,9 @@ inline int64_t step_bytes(const Step& s) {
     projected += s.cross.heads * (s.cross.key_dim + s.cross.value_dim);
     const int64_t numbers = 3 * s.embed_dim + s.network.up.out_features + widest_of(s) + projected;
     const int64_t bounds = s.rows * (3 * 8 + s.heads * 4);
-    return s.rows * numbers * (int64_t)sizeof(float) + mixed + bounds + 30 * 64;
+    const BlockChoice& b = s.choice;
+    const int64_t chosen = b.top_k && b.top_k <= b.count ? s.batch * s.kv_heads * b.top_k * 8 + choice_numbers(b, kMostChoosers) * 4 : 0;
+    return s.rows * numbers * (int64_t)sizeof(float) + mixed + bounds + chosen + 33 * 64;
 }
 
 }  // namespace polyhead

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../attention/attend.h"
+#include "../attention/block_bounds.h"
 #include "../attention/sinks.h"
 #include "experts.h"
 #include "../products/head_product.h"
@@ -172,6 +173,22 @@ inline void place_queries(const Step& s, Attention& c, Arena& arena) {
     if (bounded) c.low = low, c.high = high, c.bounds_batch = c.q_positions_batch;
 }
 
+// The keys that the queries of one token see, if they do not see all.
+inline void choose_keys(const Step& s, Attention& c, Arena& arena, int threads) {
+    BlockChoice b = s.choice;
+    if (!b.top_k || c.keys <= s.block_size * b.top_k) return;
+    b.dtype = s.dtype, b.batch = s.batch, b.heads = s.heads, b.kv_heads = s.kv_heads, b.queries = 1, b.key_dim = s.key_dim;
+    b.q = c.q, b.q_batch = c.q_batch, b.q_head = c.q_head;
+    int64_t* own = arena.take<int64_t>(1);
+    *own = s.position / s.block_size;
+    b.own = own, b.chosen = arena.take<int64_t>(b.batch * b.kv_heads * b.top_k);
+    threads = threads < kMostChoosers ? threads : kMostChoosers;
+    b.scratch = arena.take<float>(choice_numbers(b, threads));
+    choose_blocks(b, threads);
+    c.chosen = b.chosen, c.chosen_batch = b.kv_heads * b.top_k, c.chosen_head = b.top_k;
+    c.chosen_count = b.top_k, c.chosen_size = s.block_size, c.chosen_heads = b.heads / b.kv_heads, c.chosen_queries = 1;
+}
+
 // What the attention makes of x [B, T, E], through the output projection.
 template <class T> Outcome attention_of(const Step& s, const T* x, float* fp32, Arena& arena, T* y, int threads) {
     const LatentHeads& l = s.latent;
@@ -192,6 +209,7 @@ template <class T> Outcome attention_of(const Step& s, const T* x, float* fp32, 
     }
     c.slopes = s.slopes, c.rounded = s.rounded, c.by_distance = s.by_distance, c.farthest = s.farthest;
     place_queries(s, c, arena);
+    choose_keys(s, c, arena, threads);
     if (s.packed) c.firsts = s.firsts, c.batch_invariant = true;
     int64_t heads = s.heads * s.value_dim;
     T* out = arena.take<T>(s.rows * heads);

@@ -25,6 +25,7 @@ struct Code {
     Outcome (*step)(const Step&, int threads);
     void (*route)(const Route&, int threads);
     void (*sink)(const Sinks&, int threads);
+    void (*choose_blocks)(const BlockChoice&, int threads);
     void (*gated)(const Gated&, int threads);
     void (*dropped)(const Elements&, int threads);
     void (*norm_gradients)(const NormGradients&, int threads);

@@ -21,9 +21,9 @@ namespace polyhead {
     X(LayerWeights, attention_norm, q, k, v, q_norm, k_norm, latent, out, attention_out_norm, feed_forward_norm, network, \
       experts, feed_forward_out_norm, slopes, cross, sinks, temperatures) \
     X(Cross, heads, norm, q, q_norm, out, out_norm) \
-    X(LayerForm, dtype, embed_dim, heads, parallel, post, residual_scale, window, clip, chunk, rounded, every, offset) \
+    X(LayerForm, dtype, embed_dim, heads, parallel, post, residual_scale, window, clip, chunk, rounded, every, offset, block_size, top_k) \
     X(CacheSegment, k, v, first, length, pages, coding) \
-    X(LayerCall, layer, rotation, segments, by_distance, memory) \
+    X(LayerCall, layer, rotation, segments, by_distance, memory, entries) \
     X(TileSums, entropy, squares, largest, top, received)
 
 // Functions of the code of an instruction set; tensors that the caller makes for results come last.
@@ -33,6 +33,7 @@ namespace polyhead {
     X(feed_forward, code, threads, x, network, batch_invariant, y) \
     X(route, code, threads, x, routing, weights, chosen) \
     X(sink, code, threads, x, lse, sinks) \
+    X(choose_blocks, code, threads, q, entries, own, chosen) \
     X(recur, code, threads, q, k, v, scale, decay, beta, real, delta, state, out) \
     X(norm, code, threads, x, weight, y) \
     X(rotate, code, threads, x, cos, sin, y) \

@@ -21,6 +21,7 @@ inline int traverse(const LayerData& data, visitproc visit, void* arg) { return 
 inline PyTypeObject* layer_type;
 
 constexpr int64_t kMostFeatures = 1 << 24;
+constexpr int64_t kMaxBlockSize = 1 << 24;  // and the most blocks of a list
 
 inline bool heads_from(PyObject* tuple, Step& s) {
     using H = tuples::Heads;
@@ -235,9 +236,10 @@ inline bool form_from(PyObject* tuple, Step& s) {
     s.window = form[F::window] == Py_None ? 0 : form.as_int64(F::window);
     s.chunk = form[F::chunk] == Py_None ? 0 : form.as_int64(F::chunk);
     s.rounded = form.as_float(F::rounded), s.every = form.as_int64(F::every), s.offset = form.as_int64(F::offset);
+    s.block_size = form.as_int64(F::block_size), s.choice.top_k = form.as_int64(F::top_k);
     if (PyErr_Occurred()) return false;
     if (s.dtype < 0 || s.dtype > kFloat16 || s.parallel < 0 || s.parallel > kTwoNorms || s.embed_dim < 1 || s.embed_dim > kMostFeatures ||
-        s.window < 0 || s.chunk < 0 || (s.window && s.chunk) || !(s.clip > 0))
+        s.block_size < 1 || s.block_size > kMaxBlockSize || s.choice.top_k < 0 || s.choice.top_k > kMaxBlockSize || s.window < 0 || s.chunk < 0 || (s.window && s.chunk) || !(s.clip > 0))
         return wrong("layer: sizes that do not go together");
     return true;
 }

@@ -2,6 +2,7 @@
 // crosses is listed in interface.h; every tensor is checked (tensor_check.h), and shapes that do not go
 // together are refused here, whatever the Python side has checked before.
 
+#include "choice.h"
 #include "interface.h"
 #include "rates.h"
 #include "recurrence.h"

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "choice.h"
 #include "layer.h"
 
 namespace polyhead {
@@ -124,6 +125,17 @@ inline bool memory_from(PyObject* tuple, Step& s) {
     c.shared = s.batch / rows;
     if (!cache_segment_from(tuple, s, rows, c.kv_heads, c.key_dim, c.value_dim, c.memory)) return false;
     return (!c.memory.pages && !c.memory.coding.group && c.memory.v != c.memory.k) || wrong("memory: keys and values in rows");
+}
+
+// The entries by which the queries of one token of rows of equal length choose blocks.
+inline bool choice_from(PyObject* tensor, Step& s) {
+    BlockChoice& b = s.choice;
+    if (!b.top_k) return tensor == Py_None || wrong("entries of a layer that chooses no blocks");
+    b.batch = s.batch, b.kv_heads = s.kv_heads, b.key_dim = s.key_dim;
+    if (!entries_from(tensor, s.dtype, b)) return false;
+    if (s.tokens != 1 || s.uneven || s.packed || s.position < 0 || s.position / s.block_size > b.count)
+        return wrong("entries: of one token of rows of equal length, an entry for each whole block");
+    return true;
 }
 
 inline bool distances_from(PyObject* tensor, Step& s) {
@@ -278,12 +290,12 @@ class FusedLayers {
                          kMaxGemvRows, kMaxStepRows);
             return false;
         }
-        if (!counts_from(counts, x, s) || !cache_from(f[F::segments], s, layer.data->cache) || !starts_from(starts, s) || !distances_from(f[F::by_distance], s) ||
+        if (!counts_from(counts, x, s) || !cache_from(f[F::segments], s, layer.data->cache) || !starts_from(starts, s) || !choice_from(f[F::entries], s) || !distances_from(f[F::by_distance], s) ||
             !memory_from(f[F::memory], s) || !rotation_from(f[F::rotation], x.kind, layer))
             return false;
         if (!has_temperatures(s)) return wrong("starts: positions that have no temperature");
         bytes_ = larger_of(bytes_, step_bytes(s));
-        repeatable_ = repeatable_ && f[F::by_distance] == Py_None && f[F::memory] == Py_None && !s.uneven && !s.packed && s.segments == 1 &&
+        repeatable_ = repeatable_ && f[F::by_distance] == Py_None && f[F::memory] == Py_None && !s.choice.top_k && !s.uneven && !s.packed && s.segments == 1 &&
                       !s.cache[0].pages && !s.cache[0].coding.group && s.cache[0].length == s.position + s.tokens;
         return true;
     }

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from polyhead.caches import (
     DenseCache,
     LatentCache,
+    LayerCache,
     PagedCache,
     QuantizedCache,
     Ring,
@@ -22,6 +23,7 @@ from polyhead.caches import (
     SequenceCache,
     StoredCache,
 )
+from polyhead.caches.pooled_step import PooledStep
 from polyhead.caches.reserved import KVSegment
 from polyhead.layers.exact import ExactType, guarded_attributes
 from polyhead.layers.native_export import NotExportableError
@@ -35,6 +37,7 @@ from polyhead.layers.native_layer import (
     phrase,
 )
 from polyhead.layers.repeated_step import FIELDS, RepeatedStep
+from polyhead.layers.selectors import bounds
 from polyhead.native import Code, batch_invariant, is_plain
 from polyhead.native.arguments import Guard
 from polyhead.native.code import LayerCall
@@ -44,6 +47,9 @@ _CACHES = {
     kind: ExactType(kind, "append")
     for kind in (StoredCache, DenseCache, RingCache, PagedCache, LatentCache, QuantizedCache)
 }
+
+
+_CHOOSING_CACHE = ExactType(LayerCache, "step")
 
 
 class PlannedLayer:
@@ -138,7 +144,8 @@ class FusedLayers:
         self._layers: list[tuple[PlannedLayer, NativeLayer]] = []
         self._calls: list[LayerCall] = []
         self._caches: list[StoredCache] = []
-        self._locked: list[StoredCache] = []
+        self._choosing: dict[int, PooledStep] = {}
+        self._locked: list[SequenceCache] = []
         self._written = 0
         self._lengths: list[int] = []
         self._longest = 0  # with the new tokens
@@ -164,15 +171,23 @@ class FusedLayers:
         context_cache: SequenceCache | None,
     ) -> bool:
         """Adds a layer, whose cache then counts the new tokens; False where modules must run."""
-        if (known.hooked and known.has_active_hooks()) or not _in_rows(cache):
+        choosing = PooledStep.of(cache) if known.chooses else None
+        kv = cache if choosing is None else choosing.kv
+        if (
+            (known.hooked and known.has_active_hooks())
+            or not _in_rows(kv)
+            or known.chooses is (choosing is None)
+        ):
             return False
-        lengths, T = cache._lengths, self._count
+        lengths, T = kv._lengths, self._count
         if not self._calls:
             if not self._begins(lengths):
                 return False
         elif lengths != self._lengths:
             return False
         starts, by_distance, rotation, memory = self._starts, None, None, None
+        if choosing is not None and (T > 1 or self._counts is not None):
+            return False
         if isinstance(starts, list) or T > 1:
             if not self._sees_itself(known, T):
                 return False
@@ -196,16 +211,20 @@ class FusedLayers:
                 rotation = rope.tables_at(self._x, starts, self._counts or T, known.heads.rotary)
                 self._rotations[key] = rotation
         # A ring is read from what a single token sees on, as the kernel does.
-        seen = known.window if T == 1 and type(cache.layout) is Ring else None
-        cache.in_use.__enter__()
-        self._locked.append(cache)
+        seen = known.window if T == 1 and type(kv.layout) is Ring else None
+        locked = kv if choosing is None else choosing.cache
+        locked.in_use.__enter__()
+        self._locked.append(locked)
         more = self._counts or T
-        held = planned.reserve_slots(known, cache, self._x, self._batch, more, seen)
+        held = planned.reserve_slots(known, kv, self._x, self._batch, more, seen)
         if held is None:
             return False
-        self._caches.append(cache)
+        entries = None
+        if choosing is not None:
+            self._choosing[len(self._calls)], entries = choosing, choosing.entries
+        self._caches.append(kv)
         self._layers.append((planned, known))
-        self._calls.append((known.data, rotation, held, by_distance, memory))
+        self._calls.append((known.data, rotation, held, by_distance, memory, entries))
         self.is_complete = known.last == NETWORK and (memory is not None or known.cross is None)
         return True
 
@@ -223,7 +242,8 @@ class FusedLayers:
             and self._counts is None
             and self._context is None
             and not isinstance(self._starts, list)
-            and all(by_distance is None for *_, by_distance, _ in self._calls)
+            and not self._choosing
+            and all(call[3] is None for call in self._calls)
         )
 
     def computed(self, guard: Guard, repeated: RepeatedStep | None = None) -> tuple[Tensor, int]:
@@ -242,9 +262,12 @@ class FusedLayers:
             raise
         whole, part = divmod(done, NETWORK)
         self._written = whole + (part > 0)
+        for index, choosing in self._choosing.items():
+            if index < self._written:
+                choosing.count(bounds)
         if whole < len(self._layers):
             planned, known = self._layers[whole]
-            across = known.cross is None or self._calls[whole][-1] is not None
+            across = known.cross is None or self._calls[whole][4] is not None
             if part < known.last and (not part or across):
                 planned.forget()  # it or an expert has changed
         elif repeated is not None:

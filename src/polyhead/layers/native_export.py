@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
+    BlockBoundsConfig,
     Data,
     FeedForwardConfig,
     LatentAttentionConfig,
@@ -24,6 +25,7 @@ from polyhead.config import (
     QKNormConfig,
     QueryTemperatureConfig,
     RopeConfig,
+    SelectiveAttentionConfig,
 )
 from polyhead.layers.exact import ExactType, SupportedFields, guarded_attributes
 from polyhead.layers.experts import Experts, native_routing
@@ -58,6 +60,11 @@ KNOWN = SupportedFields(
             "num_heads num_kv_heads head_dim v_head_dim qkv_bias k_bias out_bias rope qk_norm "
             "window softcap scale dropout alibi sinks qkv_clip chunk query_temperature"
         ),
+        SelectiveAttentionConfig: ANY(
+            "num_heads num_kv_heads head_dim v_head_dim qkv_bias k_bias out_bias rope qk_norm "
+            "softcap scale dropout qkv_clip selector"
+        ),
+        BlockBoundsConfig: ANY("size top_k max_queries") | {"shared": (True,)},
         ALiBiConfig: ANY("max_bias scale rounded"),
         QueryTemperatureConfig: ANY("scale every offset"),
         LatentAttentionConfig: ANY(

@@ -15,7 +15,7 @@ import math
 import weakref
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +47,8 @@ from polyhead.layers.native_export import (
     read,
 )
 from polyhead.layers.positions import RoPE
+from polyhead.layers.selective_attention import SelectiveAttention
+from polyhead.layers.selectors import BlockBounds
 from polyhead.native import Code, Heads, LayerForm, LayerWeights
 from polyhead.native.arguments import (
     DTYPES,
@@ -59,10 +61,8 @@ from polyhead.native.arguments import (
 )
 from polyhead.semantics import ALiBi, RoundedALiBi
 
-if TYPE_CHECKING:
-    pass
-
 _HEADS, _LATENT = ExactType(MultiHeadAttention), ExactType(MultiHeadLatentAttention)
+_SELECTIVE, _BOUNDS = ExactType(SelectiveAttention), ExactType(BlockBounds)
 ROPE = ExactType(RoPE, "apply")
 
 # Known fields of a layer's own configuration; its parts are checked one by one.
@@ -98,6 +98,7 @@ class NativeLayer(NamedTuple):
         rotation_key: Equal for layers that rotate by the same angles.
         biased: Whether the layer has a bias of its own.
         window: Keys that a query sees, itself included.
+        chooses: Whether queries choose blocks of keys by bounds of their features.
         max_position: Tokens up to which queries have a temperature.
         min_cached: Tokens from which latent attention is computed absorbed.
         max_tokens: Most new tokens of a row.
@@ -120,6 +121,7 @@ class NativeLayer(NamedTuple):
     rotation_key: tuple[int, int, int]
     biased: bool
     window: int | None
+    chooses: bool
     max_position: float
     min_cached: int
     max_tokens: int
@@ -198,7 +200,9 @@ def export_layer(
                 raise NotExportableError(f"its class was changed: {change}", each)
     _as_built(layer, x.shape[2], "attention")
     weights: dict[str, Any] = dict.fromkeys(LayerWeights._fields)
-    check_unhooked([_LATENT, _HEADS] if _LATENT.is_class(attention) else [_HEADS], attention)
+    check_unhooked(
+        [_LATENT, _HEADS] if _LATENT.is_class(attention) else [_HEADS, _SELECTIVE], attention
+    )
     if isinstance(attention, MultiHeadLatentAttention):
         heads, own = _latent(attention, x)
     elif isinstance(attention, MultiHeadAttention):
@@ -210,7 +214,7 @@ def export_layer(
     if config.parallel is not None and done != NETWORK:
         raise NotExportableError(why)
     rope, window, absorbed_from, max_position = attention.rope, None, 1, math.inf
-    latent = None
+    latent = blocks = None
     if isinstance(attention, MultiHeadLatentAttention):
         latent, fewest = attention.config, attention.config.absorbed_from
         if fewest is None or attention.preferred is not None:
@@ -218,6 +222,9 @@ def export_layer(
         absorbed_from = fewest
     else:
         window = attention.config.visible_window
+        if isinstance(attention, SelectiveAttention):
+            check_unhooked([_BOUNDS], attention.selector)
+            blocks = attention.config.selector
         if (temperature := attention.config.query_temperature) is not None:
             periods = len(weights["temperatures"])
             max_position = temperature.every * periods - temperature.offset
@@ -231,6 +238,8 @@ def export_layer(
         config.residual_scale,
         *_masks(attention),
     )
+    if blocks is not None:
+        form = form._replace(block_size=blocks.size, top_k=blocks.top_k)
     # Guard hooked modules too, so that removing the hook exports the layer again.
     names = [f"{part}{norm}" for part in _PARTS[:last] for norm in ("", "_norm", "_out_norm")]
     found = [module for name in names if (module := parts.get(name)) is not None]
@@ -249,6 +258,7 @@ def export_layer(
         rotation_key=(id(rope), 0 if rope is None else id(rope.config), heads.rotary),
         biased=weights["slopes"] is not None,
         window=window,
+        chooses=blocks is not None,
         max_position=max_position,
         min_cached=absorbed_from - 1,
         max_tokens=MAX_STEP_ROWS if capacity is None else capacity,

@@ -35,7 +35,7 @@ from polyhead.layers.linear import linear
 from polyhead.layers.record import hooks_here
 from polyhead.layers.recurrent import real_tokens
 from polyhead.layers.registry import register_builder
-from polyhead.layers.selectors.base import choose_blocks
+from polyhead.layers.selectors.base import best_blocks
 from polyhead.layers.selectors.places import Places
 from polyhead.semantics import Causal, DenseSource, Keep, KeyValueSource, Mask, Window
 
@@ -232,17 +232,17 @@ class NativeSparseAttention(MultiHeadAttention):
             # A query that sees no block has no weights.
             return self._of_blocks(weights.masked_fill(hidden, 0.0).sum(dim=2))
 
-        return choose_blocks(
+        blocks = best_blocks(
             scores,
             places,
             config.top_k,
             config.selected_size,
             G,
-            H // G,
             first=config.first_blocks,
             last=config.last_blocks,
             per_query=H * len(ends),
         )
+        return places.seen(blocks, config.selected_size, H // G)
 
     def _of_blocks(self, weights: Tensor) -> Tensor:
         """``[..., blocks]`` from weights ``[..., N]`` of compressed blocks (eq. 9).

@@ -344,6 +344,8 @@ class LayerForm(NamedTuple):
         rounded: As in ``ScoreMods``, of the layer's slopes.
         every: Positions in a period of ``temperatures``.
         offset: Added to positions before they are counted in periods.
+        block_size: Keys of a block, where queries choose blocks (``Code.choose_blocks``).
+        top_k: Blocks that they choose, while there are more; 0: they see all keys.
     """
 
     dtype: int
@@ -358,6 +360,8 @@ class LayerForm(NamedTuple):
     rounded: float = 0.0
     every: int = 1
     offset: int = 0
+    block_size: int = 1
+    top_k: int = 0
 
 
 class CacheSegment(NamedTuple):
@@ -398,6 +402,8 @@ class LayerCall(NamedTuple):
         by_distance: As in ``ScoreMods``.
         memory: Of the context, for a layer with ``cross``; its rows divide B. None: such a layer
             ends behind its self-attention.
+        entries: ``[B, n, 2 G D]`` of whole blocks, for a layer that chooses: as in
+            ``Code.choose_blocks``. Such a step takes one token of rows of equal length.
     """
 
     layer: Layer
@@ -405,6 +411,7 @@ class LayerCall(NamedTuple):
     segments: list[CacheSegment]
     by_distance: Tensor | None = None
     memory: CacheSegment | None = None
+    entries: Tensor | None = None
 
 
 class TileSums(NamedTuple):

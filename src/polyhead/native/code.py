@@ -39,6 +39,7 @@ LayerCall = tuple[
     list[tuple[Any, ...]],
     Tensor | None,
     tuple[Any, ...] | None,
+    Tensor | None,
 ]
 """The fields of ``arguments.LayerCall`` and ``CacheSegment``: made for every layer and token."""
 
@@ -144,6 +145,28 @@ class Code:
                 self._index, threads(), x[rows], routing, weights[rows], chosen[rows]
             )
         return weights, chosen
+
+    def choose_blocks(
+        self, q: Tensor, entries: Tensor, own: Tensor, count: int, lists: int
+    ) -> Tensor:
+        """The blocks of keys whose bounds allow the largest products with queries (Quest).
+
+        Args:
+            q: ``[B, H, T, D]``, the last dimension dense.
+            entries: ``[B, n, 2 G D]`` in the dtype of q, the last dimension dense: of each whole
+                block the greatest features of its keys, then the least, for each kv head.
+            own: ``[1 or B, T]`` int64, dense: the query's own block, which is chosen; others are
+                chosen of those before it. Below 0: the query chooses none.
+            count: Blocks k that a query chooses.
+            lists: G, lists of a query: the H / G heads of each choose by the sum of their bounds.
+
+        Returns:
+            ``[B, G, T, k]`` int64, ascending, -1 behind them.
+        """
+        shape = q.shape[0], lists, q.shape[2], count
+        chosen = torch.empty(shape, dtype=torch.int64, device="cpu")
+        self._native.choose_blocks(self._index, threads(), q, entries, own, chosen)
+        return chosen
 
     def sink(self, x: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
         """``x · sigmoid(lse − sink)``: what heads give whose scores are joined by a sink.

@@ -31,6 +31,7 @@ _FUNCTIONS = {
     "feed_forward": "code, threads, x, network, batch_invariant, y",
     "route": "code, threads, x, routing, weights, chosen",
     "sink": "code, threads, x, lse, sinks",
+    "choose_blocks": "code, threads, q, entries, own, chosen",
     "recur": "code, threads, q, k, v, scale, decay, beta, real, delta, state, out",
     "norm": "code, threads, x, weight, y",
     "rotate": "code, threads, x, cos, sin, y",

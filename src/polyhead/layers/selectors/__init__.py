@@ -1,8 +1,16 @@
 """How heads choose blocks of keys, a kind in each file (``polyhead.config.selectors``)."""
 
 from polyhead.layers.selectors.base import BlockSelector, Choice, build_selector
-from polyhead.layers.selectors.block_bounds import BlockBounds
+from polyhead.layers.selectors.block_bounds import BlockBounds, bounds
 from polyhead.layers.selectors.block_indexer import BlockIndexer
 from polyhead.layers.selectors.block_means import BlockMeans
 
-__all__ = ["BlockBounds", "BlockIndexer", "BlockMeans", "BlockSelector", "Choice", "build_selector"]
+__all__ = [
+    "BlockBounds",
+    "BlockIndexer",
+    "BlockMeans",
+    "BlockSelector",
+    "Choice",
+    "bounds",
+    "build_selector",
+]

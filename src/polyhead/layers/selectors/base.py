@@ -88,14 +88,18 @@ class PooledSelector(BlockSelector):
             entries = call.step.pooled("blocks", entries.to(call.x.dtype))
         if max(places.after) <= size * self.config.top_k or self.reads_all(call):
             return None
+        group = self.heads.num_heads // self.config.choices(self.heads)
+        return places.seen(self.choose(call, entries), size, group)
+
+    def choose(self, call: Choice, entries: Tensor) -> Tensor:
+        """``[B, choices, T, top_k]`` blocks of queries; ``entries`` ``[B, N, W]`` of whole ones."""
         q, lists = call.q.detach(), self.config.choices(self.heads)
-        return choose_blocks(
+        return best_blocks(
             lambda rows: self.scores(q[:, :, rows], entries),
-            places,
+            call.places,
             self.config.top_k,
-            size,
+            self.config.size,
             lists,
-            self.heads.num_heads // lists,
         )
 
     def reads_all(self, call: Choice) -> bool:
@@ -112,18 +116,17 @@ class PooledSelector(BlockSelector):
 
 
 @torch.no_grad()
-def choose_blocks(
+def best_blocks(
     score: Callable[[slice], Tensor],
     places: Places,
     count: int,
     size: int,
     lists: int,
-    group: int,
     *,
     first: int = 0,
     last: int = 1,
     per_query: int | None = None,
-) -> Chosen:
+) -> Tensor:  # [B, lists, T, m]
     """The blocks of highest score up to a query's own; of equal scores the first.
 
     Args:
@@ -132,7 +135,6 @@ def choose_blocks(
         count: Blocks that a query chooses.
         size: Keys of a block.
         lists: n, choices of a token.
-        group: Query heads that share a choice.
         first: Blocks at the beginning that are always chosen.
         last: Blocks up to a query's own that are always chosen.
         per_query: Numbers that ``score`` makes for a query at most; None: its scores.
@@ -154,8 +156,7 @@ def choose_blocks(
             always = always | (block < first)
         scores = scores.masked_fill(always, torch.inf).masked_fill(block > mine, -torch.inf)
         found.append(Chosen.top(scores, count).blocks)
-    blocks = found[0] if len(found) == 1 else torch.cat(found, dim=2)
-    return places.seen(blocks, size, group)
+    return found[0] if len(found) == 1 else torch.cat(found, dim=2)
 
 
 _SELECTORS: dict[type[Any], type[BlockSelector]] = {}

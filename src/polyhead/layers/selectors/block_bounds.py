@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polyhead.config import BlockBoundsConfig
+from polyhead.layers.gemm import code_for
 from polyhead.layers.selectors.base import Choice, PooledSelector, register_selector
 
 
@@ -26,9 +27,16 @@ class BlockBounds(PooledSelector):
         return call.x.shape[1] > self.config.max_queries
 
     def entries(self, k: Tensor) -> Tensor:
-        # [B, G, n, 2 D]: greatest features, then least ones.
-        bounds = torch.cat((k.amax(dim=3), k.amin(dim=3)), dim=-1)
-        return bounds.transpose(1, 2).flatten(2)
+        return bounds(k)
+
+    def choose(self, call: Choice, entries: Tensor) -> Tensor:
+        q = call.q.detach()
+        code = code_for(q) if self.config.shared else None
+        if code is None or q.stride(-1) != 1 or entries.dtype != q.dtype:
+            return super().choose(call, entries)
+        own = call.places.queries.div(self.config.size, rounding_mode="floor")
+        own = own.reshape(-1, q.shape[2])
+        return code.choose_blocks(q, entries, own, self.config.top_k, self.heads.num_kv_heads)
 
     def scores(self, q: Tensor, entries: Tensor) -> Tensor:
         (B, H, T, D), G = q.shape, self.heads.num_kv_heads
@@ -39,6 +47,15 @@ class BlockBounds(PooledSelector):
         if self.config.shared:
             return signs.sum(dim=2) @ bounds
         return (signs.flatten(2, 3) @ bounds).view(B, H, T, -1)
+
+
+def bounds(k: Tensor) -> Tensor:
+    """``[B, n, 2 G D]``: of each kv head the greatest features of n blocks' keys, then the least.
+
+    Args:
+        k: ``[B, G, n, size, D]``.
+    """
+    return torch.cat((k.amax(dim=3), k.amin(dim=3)), dim=-1).transpose(1, 2).flatten(2)
 
 
 register_selector(BlockBoundsConfig, BlockBounds)

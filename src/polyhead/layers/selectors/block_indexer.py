@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyhead.config import BlockIndexerConfig
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
-from polyhead.layers.selectors.base import BlockSelector, Choice, choose_blocks, register_selector
+from polyhead.layers.selectors.base import BlockSelector, Choice, best_blocks, register_selector
 from polyhead.semantics import Chosen, DenseSource, KeyValueSource
 
 
@@ -65,16 +65,10 @@ class BlockIndexer(BlockSelector):
             products = F.pad(products, (0, -S % size), value=-torch.inf)
             return products.view(*products.shape[:-1], -1, size).amax(dim=-1)
 
-        return choose_blocks(
-            scores,
-            places,
-            config.top_k,
-            size,
-            J,
-            self.heads.num_heads // J,
-            last=config.last_blocks,
-            per_query=J * S,
+        blocks = best_blocks(
+            scores, places, config.top_k, size, J, last=config.last_blocks, per_query=J * S
         )
+        return places.seen(blocks, size, self.heads.num_heads // J)
 
     def _placed(self, x: Tensor, call: Choice) -> Tensor:
         """``[B, T, heads, D]`` as ``[B, heads, T, D]``, rotated as the layer's own heads."""
