@@ -60,7 +60,10 @@ TESTS = {
             for name in ("fused", "linear", "quantized_layers", "int8_activations")
         ),
         "quantization",
-        *(f"layers/test_step{part}.py" for part in ("", "_caches", "_experts", "_rows")),
+        *(
+            f"layers/test_step{part}.py"
+            for part in ("", "_caches", "_choices", "_experts", "_rows")
+        ),
         "kernels/test_one_query.py",
         "models/test_layer_runs.py",
         "interpret/test_statistics.py",

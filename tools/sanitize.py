@@ -40,6 +40,7 @@ TESTS = [
     "tests/quantization",
     "tests/layers/test_step.py",
     "tests/layers/test_step_caches.py",
+    "tests/layers/test_step_choices.py",
     "tests/layers/test_step_experts.py",
     "tests/layers/test_step_rows.py",
     "tests/models/test_layer_runs.py",

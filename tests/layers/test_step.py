@@ -29,6 +29,7 @@ from polyhead.config import (
 from polyhead.layers import (
     MultiHeadAttention,
     RoPE,
+    as_built,
     decode_plan,
     native_export,
     native_layer,
@@ -834,7 +835,7 @@ def _with_attribute(monkeypatch: pytest.MonkeyPatch, held: Callable[[], Any]) ->
         self.held = held()
 
     monkeypatch.setattr(MultiHeadAttention, "_build", _build)
-    monkeypatch.setattr(native_layer, "_built", native_layer._built.__wrapped__)
+    monkeypatch.setattr(as_built, "_built", as_built._built.__wrapped__)
     return _layer()
 
 

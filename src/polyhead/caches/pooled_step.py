@@ -63,7 +63,7 @@ class PooledStep(NamedTuple):
             rows.reserve(rows.stops[0] + 1)  # so that nothing fails once keys are written
         return cls(cache, kv, part, rows.tensors[0][:, 0])
 
-    def count(self, entries_of: Callable[[Tensor], Tensor]) -> None:
+    def count_token(self, entries_of: Callable[[Tensor], Tensor]) -> None:
         """Counts the token, whose keys and values are written.
 
         Args:

@@ -26,10 +26,10 @@ from polyhead.caches import (
 from polyhead.caches.pooled_step import PooledStep
 from polyhead.caches.reserved import KVSegment
 from polyhead.layers.exact import ExactType, guarded_attributes
+from polyhead.layers.native_attention import ROPE
 from polyhead.layers.native_export import NotExportableError
 from polyhead.layers.native_layer import (
     NETWORK,
-    ROPE,
     NativeLayer,
     export_layer,
     has_hooks,
@@ -145,7 +145,7 @@ class FusedLayers:
         self._calls: list[LayerCall] = []
         self._caches: list[StoredCache] = []
         self._choosing: dict[int, PooledStep] = {}
-        self._locked: list[SequenceCache] = []
+        self._locked: list[StoredCache | LayerCache] = []
         self._written = 0
         self._lengths: list[int] = []
         self._longest = 0  # with the new tokens
@@ -159,8 +159,8 @@ class FusedLayers:
     def __exit__(self, *error: object) -> None:
         for cache in self._caches[self._written :]:
             cache.release_slots()
-        for cache in self._locked:
-            cache.in_use.__exit__()
+        for locked in self._locked:
+            locked.in_use.__exit__()
 
     def try_add(
         self,
@@ -264,7 +264,7 @@ class FusedLayers:
         self._written = whole + (part > 0)
         for index, choosing in self._choosing.items():
             if index < self._written:
-                choosing.count(bounds)
+                choosing.count_token(bounds)
         if whole < len(self._layers):
             planned, known = self._layers[whole]
             across = known.cross is None or self._calls[whole][4] is not None

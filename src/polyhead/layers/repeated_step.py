@@ -19,7 +19,8 @@ from polyhead.caches import SequenceCache, StoredCache
 from polyhead.caches.in_use import AllInUse
 from polyhead.caches.together import Together
 from polyhead.config import RopeConfig
-from polyhead.layers.native_layer import NETWORK, ROPE, NativeLayer
+from polyhead.layers.native_attention import ROPE
+from polyhead.layers.native_layer import NETWORK, NativeLayer
 from polyhead.layers.positions import RoPE
 from polyhead.native import Code
 from polyhead.native.arguments import Guard
