@@ -155,7 +155,7 @@ def test_some_may_have_a_bias_and_others_none():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [(1, 1), (3, 1), (1, 7)])
+@pytest.mark.parametrize("rows", [(1, 1), (3, 1), (1, 7), (5, 4)])
 @pytest.mark.parametrize(("inputs", "outputs"), [(24, 40), (7, 133), (96, 64)])
 def test_products_by_heads_equal_float64(code, dtype, rows, inputs, outputs):
     torch.manual_seed(0)
@@ -169,8 +169,8 @@ def test_products_by_heads_equal_float64(code, dtype, rows, inputs, outputs):
         exact = torch.einsum(equation, x.double(), weight.double())
         torch.testing.assert_close(found.double(), exact, atol=close, rtol=close / 10)
     assert (
-        linear_per_head(torch.randn(3, 3, 5, 24), both.float()[:, :24], transposed=True) is None
-    )  # 9 rows
+        linear_per_head(torch.randn(5, 13, 5, 24), both.float()[:, :24], transposed=True) is None
+    )  # 65 rows
 
 
 def test_strided_inputs_are_read_rightly():
@@ -277,7 +277,7 @@ def test_modules_that_are_more_than_a_product_are_left_to_themselves(change):
 
 
 def test_long_inputs_are_left_to_torch_where_that_is_faster():
-    linears, x = projections(), torch.randn(9, 40)
+    linears, x = projections(), torch.randn(65, 40)
     network = FeedForward(40, 30)
     for code in native.all_codes():
         with native.using(code):

@@ -395,7 +395,7 @@ def test_runs_that_cannot_be_are_refused() -> None:
     x, guard = torch.zeros(1, 1, E), code.guard(())
     with pytest.raises(ValueError, match="a list of one or more layers"):
         code.step(x, guard, [])
-    with pytest.raises(TypeError, match="call must be a tuple of 5 fields"):
+    with pytest.raises(TypeError, match="call must be a tuple of 6 fields"):
         code.step(x, guard, [(None,)])  # type: ignore[list-item]  # on purpose
     with pytest.raises(TypeError, match=r"what layer\(\) returned"):
-        code.step(x, guard, [(None, None, [], None, None)])  # type: ignore[list-item]  # on purpose
+        code.step(x, guard, [(None, None, [], None, None, None)])  # type: ignore[list-item]  # on purpose

@@ -21,7 +21,7 @@ from polyhead.config import MixtureConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.fixed import Fixed
-from polyhead.layers.gemm import as_rows, code_for_gemv
+from polyhead.layers.gemm import as_rows, code_for_few_rows
 from polyhead.layers.linear import weight_of
 from polyhead.layers.registry import register_builder
 from polyhead.native import batch_invariant
@@ -146,7 +146,7 @@ class Experts(Fixed):
 
     def _routed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """The same, and the share ``[M]`` of the shared network where native code makes it."""
-        code = code_for_gemv(x)
+        code = code_for_few_rows(x)
         routing = None if code is None else native_routing(self, x)
         if code is None or routing is None:
             return *self._scored(x), None

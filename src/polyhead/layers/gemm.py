@@ -1,9 +1,10 @@
 """When linear layers use the native GEMV or GEMM instead of torch's.
 
-Up to 8, as in decoding, of every dtype: decoding waits for weights to be read. More in the dtypes
-in which the native product is as fast as torch's or faster: with vectors of 16 in float32 and
-float16, with instructions for bfloat16, and on AVX2 in both 16-bit dtypes, of which torch has no
-fast product there. All of every dtype, where each must have the bits that it has alone.
+As many rows as a decoding step takes, of every dtype: decoding waits for weights to be read, and a
+step has the bits of its modules. More in the dtypes in which the native product is as fast as
+torch's or faster: with vectors of 16 in float32 and float16, with instructions for bfloat16, and on
+AVX2 in both 16-bit dtypes, of which torch has no fast product there. All of every dtype, where each
+must have the bits that it has alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from polyhead import native
 from polyhead.native import batch_invariant
-from polyhead.native.arguments import MAX_GEMV_ROWS
+from polyhead.native.arguments import MAX_STEP_ROWS
 from polyhead.native.code import Code
 
 
@@ -25,22 +26,22 @@ def code_for(x: Tensor) -> Code | None:
     return code if x.numel() else None
 
 
-def code_for_gemv(x: Tensor) -> Code | None:
-    """The same for up to 8 rows."""
+def code_for_few_rows(x: Tensor) -> Code | None:
+    """The same for as many rows as a native decoding step takes."""
     code = code_for(x)
-    return code if code is None or _is_gemv(x) else None
+    return code if code is None or _is_of_a_step(x) else None
 
 
 def code_for_gemm(x: Tensor) -> Code | None:
     """The same for any number of rows where a product is not slower than torch's."""
     code = code_for(x)
-    return code if code is None or _is_gemv(x) or x.dtype in code.dtypes else None
+    return code if code is None or _is_of_a_step(x) or x.dtype in code.dtypes else None
 
 
 def code_for_quantized_gemm(x: Tensor) -> Code | None:
     """The same for weights in blocks, which native code unpacks once for all rows."""
     code = code_for(x)
-    return code if code is None or _is_gemv(x) or x.dtype in code.block_dtypes else None
+    return code if code is None or _is_of_a_step(x) or x.dtype in code.block_dtypes else None
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -49,5 +50,5 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def _is_gemv(x: Tensor) -> bool:
-    return batch_invariant.is_enabled() or x.numel() <= MAX_GEMV_ROWS * x.shape[-1]
+def _is_of_a_step(x: Tensor) -> bool:
+    return batch_invariant.is_enabled() or x.numel() <= MAX_STEP_ROWS * x.shape[-1]

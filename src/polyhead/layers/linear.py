@@ -20,7 +20,13 @@ from polyhead.layers.exact import ExactType
 from polyhead.layers.gemm import as_rows, code_for_gemm
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
 from polyhead.native import batch_invariant, tensor_check
-from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_WEIGHTS, Network, Weight
+from polyhead.native.arguments import (
+    MAX_GEMV_ROWS,
+    MAX_STEP_ROWS,
+    MAX_WEIGHTS,
+    Network,
+    Weight,
+)
 
 PLAIN_LINEAR = ExactType(nn.Linear)
 WITH_CHANGE: dict[type, ExactType[Any]] = {}
@@ -97,7 +103,7 @@ def linear_per_head(x: Tensor, weight: Tensor, *, transposed: bool) -> Tensor | 
     if (
         code is None
         or not B * T > 0
-        or (B * T > MAX_GEMV_ROWS and not batch_invariant.is_enabled())
+        or (B * T > MAX_STEP_ROWS and not batch_invariant.is_enabled())
         or not x.numel()
         or weight.dtype is not x.dtype
         or not tensor_check.is_plain(weight)
