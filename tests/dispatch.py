@@ -46,6 +46,7 @@ CASES: dict[str, dict[str, Any]] = {
     "FIRE": {
         "bias": lambda: ph.FIRE(_made(32, 1), _made(32), _made(8, 32), _made(8), _made(), _made())
     },
+    "bias by content": {"bias": lambda: ph.RelativeContentBias(_made(2, 8, LENGTH, 512))},
     "lse": {"mask": ph.Causal(), "return_lse": True},
     "sinks": {"mask": ph.Causal(), "sinks": lambda: _made(8)},
     "dropout": {"mask": ph.Causal(), "dropout_p": 0.1},

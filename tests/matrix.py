@@ -178,6 +178,19 @@ def build(cell: dict[str, Any]) -> Built:
         arguments["bias"] = lambda table: ph.RelativeBias(
             table, bidirectional=both, max_distance=20
         )
+    elif cell["bias"].startswith("content"):
+        # One tensor with the rows of the queries, then of the keys.
+        far, heads = (20, 1) if cell["bias"] == "content, logarithmic" else (None, H)
+        tensors["bias"] = draw(B if far else 1, heads, T + (S if far else 0), 12)
+        columns = oracle.content_columns(at["q"], at["k"], 12, far)
+
+        def drawn_bias(tables: Tensor) -> Tensor:
+            of_key = tables[:, :, T:] if far else None
+            return oracle.content_bias(tables[:, :, :T], of_key, columns, H)
+
+        arguments["bias"] = lambda tables: ph.RelativeContentBias(
+            tables[:, :, :T], tables[:, :, T:] if far else None, max_distance=far
+        )
     elif cell["bias"].startswith("tensor"):
         tensors["bias"] = draw(B, H, T, S) if cell["bias"] == "tensor" else draw(H, 1, S)
 

@@ -220,3 +220,36 @@ def t5_buckets(
     ahead = k_positions[:, None, :] - q_positions[:, :, None]
     known = {int(d): bucket(int(d)) for d in np.unique(ahead)}
     return np.vectorize(known.__getitem__, otypes=[np.int64])(ahead)
+
+
+def content_columns(
+    q_positions: np.ndarray, k_positions: np.ndarray, count: int, max_distance: int | None
+) -> np.ndarray:
+    """``[B, T, S]`` the column of every pair in tables of content, one pair at a time."""
+
+    def column(apart: int) -> int:
+        exact, far = count // 4, abs(apart)
+        if max_distance is not None and far > exact:
+            # DeBERTa computes this in float32.
+            log = np.log(np.float32(far) / np.float32(exact), dtype=np.float32)
+            share = log / np.log(np.float32((max_distance - 1) / exact), dtype=np.float32)
+            apart = int(math.copysign(exact + math.ceil(share * np.float32(exact - 1)), apart))
+        return min(max(apart + count // 2, 0), count - 1)
+
+    apart = q_positions[:, :, None] - k_positions[:, None, :]
+    known = {int(d): column(int(d)) for d in np.unique(apart)}
+    return np.vectorize(known.__getitem__, otypes=[np.int64])(apart)
+
+
+def content_bias(
+    of_query: torch.Tensor | None, of_key: torch.Tensor | None, columns: np.ndarray, heads: int
+) -> torch.Tensor:
+    """``[B, H, T, S]`` of tables ``[1 or B, 1 or H, tokens, n]``."""
+    B, T, S = columns.shape
+    b, h, i, j = np.ix_(range(B), range(heads), range(T), range(S))
+    found = 0.0
+    for table, token in ((of_query, i), (of_key, j)):
+        if table is not None:
+            table = table.expand(B, heads, -1, -1)
+            found = found + table[b, h, token, columns[:, None]]
+    return found

@@ -67,6 +67,7 @@ from polyhead.semantics import KeyValueSource as KeyValueSource
 from polyhead.semantics import Mask as Mask
 from polyhead.semantics import Prefix as Prefix
 from polyhead.semantics import RelativeBias as RelativeBias
+from polyhead.semantics import RelativeContentBias as RelativeContentBias
 from polyhead.semantics import Window as Window
 from polyhead.semantics import draw_mask as draw_mask
 from polyhead.semantics import merge_states as merge_states

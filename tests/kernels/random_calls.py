@@ -104,6 +104,8 @@ def drawn(seed: int) -> RandomCall:
     arguments["mask"] = mask
     visible = np.broadcast_to(seen & real[:, None, None, :], (B, H, T, S)).copy()
     kind = one(["none", "none", "slopes", "by distance", "of pairs", "of keys"])
+    if kind == "of pairs" and seed % 2:
+        kind = "of content"
     if cache is not None and kind.startswith("of"):
         kind = "none"  # caches have keys in an order of their own
     drawn_bias = _bias(kind, tensors, arguments, numbers, at, H)
@@ -146,6 +148,13 @@ def _bias(
             oracle.t5_buckets(at.q, at.k, 12, bidirectional=True, max_distance=20)
         )
         return lambda table: table[buckets].permute(0, 3, 1, 2)
+    if kind == "of content":
+        tensors["bias"] = numbers(B, H, T + S, 12)
+        arguments["bias"] = lambda tables: ph.RelativeContentBias(
+            tables[:, :, :T], tables[:, :, T:], max_distance=20
+        )
+        columns = oracle.content_columns(at.q, at.k, 12, 20)
+        return lambda x: oracle.content_bias(x[:, :, :T], x[:, :, T:], columns, H)
     if kind != "none":
         tensors["bias"] = numbers(B, H, T, S) if kind == "of pairs" else numbers(H, 1, S)
         arguments["bias"] = lambda tensor: tensor

@@ -41,6 +41,18 @@ def test_every_feature_alone_matches_the_oracle_or_is_refused_by_name(capsys):
     assert counts["sdpa", "match"] > 0
 
 
+def test_biases_by_content_match_the_oracle_or_are_refused_by_name(small_tiles, capsys):
+    cells = [
+        cell | {"bias": ("content of queries", "content, logarithmic")[i % 2]}
+        for i, cell in enumerate(axes.covering_cells(seed=4)[:16])
+    ]
+    counts = _count(cells, capsys, "biases by content")
+    assert counts["reference", "match"] == counts["tiled", "match"] == len(cells)
+    assert {name for (name, verdict), n in counts.items() if verdict == "refused" and n} >= {
+        "native", "sdpa",
+    }  # fmt: skip
+
+
 def test_cells_that_sdpa_can_do_match_the_oracle(capsys):
     plain = {"bias": "none", "softcap": None, "dropout": 0.0, "mask": "none"}
     causal = plain | {"mask": "causal", "sizes": (24, 24), "positions": "default"}

@@ -101,15 +101,19 @@ def test_decoding_takes_as_long_as_there_are_kv_heads(kernel):
     assert decode(32) > 3 * decode(4)
 
 
-@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize(
+    ("gradients", "content"), [(False, False), (True, False), (False, True), (True, True)]
+)
 @pytest.mark.parametrize("T", [4096, pytest.param(16384, marks=pytest.mark.slow)])
-def test_padding_window_and_bias_cost_no_quadratic_memory(T, gradients):
+def test_padding_window_and_bias_cost_no_quadratic_memory(T, gradients, content):
     q, k, v = heads(1, 8, 8, T, T, 64, requires_grad=gradients)
     mask = ph.Causal() & ph.Window(1000) & ph.KeyLengths([T - 100])
-    table = torch.randn(32, 8, requires_grad=gradients)
+    shape = (1, 8, T, 32) if content else (32, 8)
+    table = torch.randn(shape, requires_grad=gradients)
 
     def call():
-        out = ph.attention(q, k, v, mask=mask, bias=ph.RelativeBias(table), kernel="tiled")
+        bias = ph.RelativeContentBias(table, table) if content else ph.RelativeBias(table)
+        out = ph.attention(q, k, v, mask=mask, bias=bias, kernel="tiled")
         return [out, *torch.autograd.grad(out.sum(), (q, k, v, table))] if gradients else [out]
 
     most, found = measured(call)

@@ -76,8 +76,11 @@ BIASES = {
     "T5": (ph.RelativeBias, (12, H)),
     "ALiBi": (ph.ALiBi, (H,)),
     "tensor": (lambda tensor: tensor, (H, 1, T)),
+    "content": (lambda x: ph.RelativeContentBias(x, x / 2, max_distance=9), (1, H, T, 12)),
 }
-biases = pytest.mark.parametrize("bias", BIASES)
+biases = pytest.mark.parametrize(
+    "bias", [*[*BIASES][:-1], pytest.param("content", marks=pytest.mark.slow)]
+)
 
 
 def learning(bias):

@@ -46,6 +46,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "ALiBi": {"mask": ph.Causal, "bias": lambda x: ph.ALiBi(x), "learned": (H,)},
     "T5's bias": {"bias": lambda x: ph.RelativeBias(x, max_distance=20), "learned": (8, H)},
     "tensor bias": {"mask": ph.Causal, "bias": lambda x: x, "learned": (1, H, T, T)},
+    "bias by content": {
+        "mask": ph.Causal,
+        "bias": lambda x: ph.RelativeContentBias(x[:, :, :T], x[:, :, T:], max_distance=20),
+        "learned": (2, H, 2 * T, 12),
+    },
     "softcap": {"mask": ph.Causal, "softcap": 2.0},
     "sinks": {"mask": ph.Causal, "sinks": True},
     "dropout": {"mask": ph.Causal, "dropout_p": 0.3},

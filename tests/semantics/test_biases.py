@@ -32,6 +32,10 @@ BIASES = {
     "T5": lambda: ph.RelativeBias(torch.randn(32, 4)),
     "one-sided": lambda: ph.RelativeBias(torch.randn(12, 4), bidirectional=False, max_distance=9),
     "a number for each pair": lambda: TensorBias(torch.randn(1, 4, 7, 9)),
+    "content": lambda: ph.RelativeContentBias(
+        torch.randn(1, 4, 7, 8), torch.randn(1, 1, 9, 8), max_distance=5
+    ),
+    "content of keys": lambda: ph.RelativeContentBias(of_key=torch.randn(1, 4, 9, 5)),
 }
 TOKENS = Tokens.of(7, shift=2), Tokens.of(9)
 
@@ -60,6 +64,7 @@ def test_a_rule_reads_numbers_of_the_host_on_the_device_of_the_call(kind):
         if kind is Tile
         else tuple(torch.zeros(3, dtype=torch.int64, device=there) for _ in "BHTS")
     )
-    for part in (ph.Keep(torch.ones(7, 9, dtype=torch.bool)), TensorBias(torch.randn(1, 4, 7, 9))):
+    biases = (BIASES[name]() for name in BIASES if name not in ("ALiBi", "one-sided"))
+    for part in (ph.Keep(torch.ones(7, 9, dtype=torch.bool)), *biases):
         assert part.rule(of)(pair).is_meta
     assert ph.KeyLengths([5]).rule(of)(pair).is_meta

@@ -72,7 +72,8 @@ class TiledKernel(Kernel[None]):
             return self._run(call)
 
     def _run(self, call: Call) -> State:
-        if not call.requires_grad or is_transformed() or torch._C._is_tracing():
+        traced = not torch.compiler.is_compiling() and torch._C._is_tracing()
+        if not call.requires_grad or is_transformed() or traced:
             # Under vmap, nested derivatives and torch.jit.trace torch differentiates the tiles
             # themselves.
             return State(*_forward(call.q, call.source, call.spec, call.q_tokens))

@@ -13,6 +13,7 @@ from polyhead.semantics.biases import (
     alibi_slopes,
 )
 from polyhead.semantics.call import Call, Specification
+from polyhead.semantics.content_bias import RelativeContentBias
 from polyhead.semantics.drawing import draw_mask
 from polyhead.semantics.fire import FIRE
 from polyhead.semantics.index_scores import index_scores
@@ -52,6 +53,7 @@ __all__ = [
     "Mask",
     "Prefix",
     "RelativeBias",
+    "RelativeContentBias",
     "RoundedALiBi",
     "Span",
     "Specification",

@@ -92,6 +92,14 @@ class QueryKeyPairs(ABC):
         """The entry ``[batch row, head, *index]`` of a table ``[1 or B, 1 or H, …]``."""
 
     @abstractmethod
+    def of_query(self, table: Tensor, column: PairExpr) -> PairExpr:
+        """The entry ``[batch row, head, query, column]`` of ``[1 or B, 1 or H, T, n]``."""
+
+    @abstractmethod
+    def of_key(self, table: Tensor, column: PairExpr) -> PairExpr:
+        """The entry ``[batch row, head, key, column]`` of ``[1 or B, 1 or H, S, n]``."""
+
+    @abstractmethod
     def _of_queries(self, numbers: Tensor) -> PairExpr: ...
 
     @abstractmethod
@@ -114,6 +122,14 @@ class Tile(QueryKeyPairs):
         rows = torch.arange(table.shape[0], device=table.device).view(-1, 1, 1, 1)
         heads = torch.arange(table.shape[1], device=table.device).view(-1, 1, 1)
         return lambda pair: table[rows, heads, *(i(pair) for i in index)]
+
+    def of_query(self, table: Tensor, column: PairExpr) -> PairExpr:
+        rows = _run(table, self.q).to(self.device)
+        return lambda pair: _gathered(rows, column(pair))
+
+    def of_key(self, table: Tensor, column: PairExpr) -> PairExpr:
+        rows = _run(table, self.k).to(self.device)
+        return lambda pair: _gathered(rows, column(pair).mT).mT
 
     def _of_queries(self, numbers: Tensor) -> PairExpr:
         numbers = _per_row(numbers)[:, None, :, None]
@@ -161,6 +177,14 @@ class ScalarPair(QueryKeyPairs):
     def look_up(self, table: Tensor, *index: PairExpr) -> PairExpr:
         return lambda pair: _entry(table, pair[0], pair[1], *(i(pair) for i in index))
 
+    def of_query(self, table: Tensor, column: PairExpr) -> PairExpr:
+        table = table.to(self.device)
+        return lambda pair: _entry(table, *pair[:3], column(pair))
+
+    def of_key(self, table: Tensor, column: PairExpr) -> PairExpr:
+        table = table.to(self.device)
+        return lambda pair: _entry(table, *pair[:2], pair[3], column(pair))
+
     def _of_queries(self, numbers: Tensor) -> PairExpr:
         numbers = _per_row(numbers)
         return lambda pair: _entry(numbers, pair[0], pair[2])
@@ -177,6 +201,17 @@ def cut(tensor: Tensor, q: Tokens, k: Tokens) -> Tensor:
     if tensor.shape[-1] != 1:
         tensor = tensor[..., k.start : k.start + k.length]
     return tensor
+
+
+def _run(table: Tensor, tokens: Tokens) -> Tensor:
+    """The rows of these tokens, of ``[B, H, tokens, n]``."""
+    return table[:, :, tokens.start : tokens.start + tokens.length]
+
+
+def _gathered(rows: Tensor, columns: Tensor) -> Tensor:
+    """``[B, H, T, S]`` entries of ``[1 or B, 1 or H, T, n]`` at columns ``[1 or B, 1, T, S]``."""
+    B, (_, H, T, n) = max(len(rows), len(columns)), rows.shape
+    return rows.expand(B, H, T, n).gather(-1, columns.expand(B, H, T, -1))
 
 
 def _per_row(numbers: Tensor) -> Tensor:
