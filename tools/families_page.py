@@ -118,6 +118,7 @@ _WORDS = {
     "blocks and global vectors": "分块与全局向量",
     "window and global tokens": "窗口与全局词元",
     "grouped projections": "分组投影",
+    "content and distances": "内容与距离",
     "rotary of a part": "旋转一部分",
     "rotary": "旋转",
     "also": "另有",
@@ -168,6 +169,7 @@ NAMES = {
     "global_prefix": "blocks and global vectors",
     "global_window": "window and global tokens",
     "grouped": "grouped projections",
+    "disentangled": "content and distances",
 }
 """Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {

@@ -14,6 +14,7 @@ from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.data import Data
 from polyhead.config.dense_and_experts import DenseAndExpertsConfig
 from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
+from polyhead.config.disentangled import DisentangledAttentionConfig, RelativeEmbeddingConfig
 from polyhead.config.embedding import (
     AudioConfig,
     EmbeddingConfig,
@@ -78,6 +79,7 @@ __all__ = [
     "Data",
     "DenseAndExpertsConfig",
     "DifferentialAttentionConfig",
+    "DisentangledAttentionConfig",
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",
@@ -120,6 +122,7 @@ __all__ = [
     "QueryTemperatureConfig",
     "Recent",
     "RelativeBiasConfig",
+    "RelativeEmbeddingConfig",
     "RgLruConfig",
     "RopeConfig",
     "RopeType",

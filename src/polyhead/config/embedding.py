@@ -43,17 +43,18 @@ class EmbeddingProjectionConfig(Data):
     Attributes:
         dim: Features of the token embedding.
         of: What is projected: the ``"sum"`` of tokens, positions and segments, normalized (ELECTRA,
-            ALBERT), or the ``"tokens"`` before the others are added (OPT-350m).
+            ALBERT), the ``"tokens"`` before the others are added (OPT-350m), or the ``"raw_sum"``,
+            which is normalized afterwards (DeBERTa).
         bias: Whether the projection has a bias.
     """
 
     dim: int
-    of: Literal["sum", "tokens"] = "sum"
+    of: Literal["sum", "tokens", "raw_sum"] = "sum"
     bias: bool = True
 
     def __post_init__(self) -> None:
         check_whole("embedding projection dim", self.dim)
-        check_choice("embedding projection of", self.of, ("sum", "tokens"))
+        check_choice("embedding projection of", self.of, ("sum", "tokens", "raw_sum"))
 
 
 @dataclass(frozen=True)
@@ -222,7 +223,7 @@ class EmbeddingConfig(Data):
         E, dim, summed = embed_dim, embed_dim, embed_dim
         if self.projection is not None:
             dim = self.projection.dim
-            summed = dim if self.projection.of == "sum" else E
+            summed = E if self.projection.of == "tokens" else dim
             yield ParameterGroup("embedding", 1, (dim + self.projection.bias) * E, multiplied=False)
         if self.frontend is not None:
             yield from self.frontend.parameter_groups(E)
@@ -238,4 +239,5 @@ class EmbeddingConfig(Data):
         if self.prefix:
             yield ParameterGroup("embedding", self.prefix, E, multiplied=False)
         if self.norm is not None:
-            yield ParameterGroup("norms", 1, self.norm.parameters(summed), multiplied=False)
+            normed = E if self.projection and self.projection.of == "raw_sum" else summed
+            yield ParameterGroup("norms", 1, self.norm.parameters(normed), multiplied=False)

@@ -97,6 +97,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "global_prefix": "polyhead.config.global_prefix",
         "grouped": "polyhead.config.grouped",
         "block_sums": "polyhead.config.block_sums",
+        "disentangled": "polyhead.config.disentangled",
     }
 
     num_heads: int

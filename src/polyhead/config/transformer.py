@@ -13,6 +13,7 @@ from typing import Literal, Self
 
 from polyhead.config.attention import AttentionConfig, RelativeBiasConfig
 from polyhead.config.data import Data, check_choice, check_positive, check_whole
+from polyhead.config.disentangled import DISTANCES, RelativeEmbeddingConfig
 from polyhead.config.embedding import EmbeddingConfig, SinusoidConfig
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
@@ -82,6 +83,7 @@ class TransformerConfig(Data):
             Granite; 1/√E of T5 with a tied head).
         task: Classes or pooled states in place of logits; only without ``head``.
         per_layer_embedding: Where layers read vectors of their own (``per_layer_input``).
+        relative_embedding: Where the layers of an encoder score distances (``disentangled``).
         initial: How new weights are drawn. Configurations that differ in nothing else are equal.
     """
 
@@ -106,6 +108,7 @@ class TransformerConfig(Data):
     task: TaskHeadConfig | None = None
     logit_scale: float = 1.0
     per_layer_embedding: PerLayerEmbeddingConfig | None = None
+    relative_embedding: RelativeEmbeddingConfig | None = None
     initial: InitialConfig = field(default=InitialConfig(), compare=False)
 
     def __post_init__(self) -> None:
@@ -130,6 +133,7 @@ class TransformerConfig(Data):
         if self.embedding.prefix:
             raise ConfigError("a prefix belongs to the embedding of an encoder-decoder's encoder")
         _check_per_layer(self)
+        _check_distances(self)
         _check_streams(self)
         if self.kind != "encoder" and self.embedding.token_dropout is not None:
             raise ConfigError(
@@ -267,6 +271,24 @@ def _check_per_layer(config: TransformerConfig) -> None:
         raise ConfigError("encoder_layers read no per_layer_input: there is none in an encoder")
 
 
+def _check_distances(config: TransformerConfig) -> None:
+    """Raises unless the layers that score distances belong to an encoder that has as many."""
+    known = config.relative_embedding
+    for i, layer in enumerate((*config.layers, *config.encoder_layers)):
+        if DISTANCES not in layer.attention.reads:
+            continue
+        if config.kind != "encoder":
+            raise ConfigError(
+                f"layers that score distances belong to kind 'encoder': got kind={config.kind!r}"
+            )
+        scored = getattr(layer.attention, "num_distances", None)
+        if known is None or known.num_distances != scored:
+            raise ConfigError(
+                f"layers: layer {i} scores {scored} distances, which relative_embedding must "
+                f"have: got {known}"
+            )
+
+
 def _check_streams(config: TransformerConfig) -> None:
     """Raises unless all layers have the same residual streams."""
     for i, layer in enumerate(config.layers):
@@ -283,7 +305,7 @@ def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
     """Raises unless what every layer reads is handed on by an earlier one."""
     for i, layer in enumerate(layers):
         for what, source in layer.attention.reads.items():
-            if (source, what) == (EMBEDDING, GLOBAL_TOKENS):
+            if source == EMBEDDING and what in (GLOBAL_TOKENS, DISTANCES):
                 continue
             if not 0 <= source < i or what not in layers[source].attention.hands_on:
                 raise ConfigError(

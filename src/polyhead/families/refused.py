@@ -18,8 +18,6 @@ REFUSED: Mapping[str, str] = {
     "xlstm": _RECURRENT,
     "zamba": "its attention reads the embedding beside the stream, with weights shared by layers",
     "zamba2": "its attention reads the embedding beside the stream, with weights shared by layers",
-    "deberta": "its scores depend on the content of relative positions (disentangled attention)",
-    "deberta-v2": "its scores depend on the content of relative positions (disentangled attention)",
     "xmod": "every layer ends in one of several adapters, chosen by the language of the text",
     "roc_bert": "its embedding also reads the shape and the pronunciation of every character",
     "prophetnet": "its decoder predicts several tokens ahead in streams of their own",

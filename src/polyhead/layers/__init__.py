@@ -11,6 +11,7 @@ from polyhead.config import (
     CrossLayerAttentionConfig,
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
+    DisentangledAttentionConfig,
     ExpertHeadsAttentionConfig,
     FeedForwardConfig,
     GatedAttentionConfig,
@@ -47,6 +48,7 @@ from polyhead.layers.block_sums_attention import BlockSumsAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
+from polyhead.layers.disentangled_attention import DisentangledAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
@@ -87,6 +89,8 @@ __all__ = [
     "DenseAndExpertsConfig",
     "DifferentialAttention",
     "DifferentialAttentionConfig",
+    "DisentangledAttention",
+    "DisentangledAttentionConfig",
     "ExpertHeadsAttention",
     "ExpertHeadsAttentionConfig",
     "Experts",

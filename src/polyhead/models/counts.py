@@ -43,6 +43,7 @@ _PARTS = {
     "embedding": "embedding",
     "encoder_embedding": "embedding",
     "per_layer_embedding": "embedding",
+    "relative_embedding": "embedding",
     "streams": "embedding",
     "head": "head",
     "task": "head",

@@ -52,7 +52,8 @@ class Embedding(Fixed):
             self.tokens = nn.Embedding(vocab_size, dim)
         else:
             self.__dict__["tokens"] = tokens  # not a submodule: it belongs to another embedding
-        summed = dim if projection is not None and projection.of == "sum" else embed_dim
+        of = None if projection is None else projection.of
+        summed = embed_dim if of == "tokens" else dim
         self.projection = (
             None if projection is None else nn.Linear(dim, embed_dim, bias=projection.bias)
         )
@@ -63,7 +64,8 @@ class Embedding(Fixed):
             self.positions = SinusoidalPositions(summed, config.sinusoid)
         self.segments = nn.Embedding(config.num_segments, summed) if config.num_segments else None
         self.tasks = nn.Embedding(config.num_tasks, summed) if config.num_tasks else None
-        self.norm = None if config.norm is None else build_norm(summed, config.norm)
+        normed = embed_dim if of == "raw_sum" else summed
+        self.norm = None if config.norm is None else build_norm(normed, config.norm)
         prefix = nn.Parameter(torch.empty(config.prefix, embed_dim)) if config.prefix else None
         self.register_parameter("prefix", prefix)
         self.reset_parameters()
@@ -155,6 +157,8 @@ class Embedding(Fixed):
             x = x + self.positions(at, x.shape[1], x.dtype, x.device)
         if self.tasks is not None:
             x = x + self.tasks.weight[0]
+        if self.projection is not None and projection is not None and projection.of == "raw_sum":
+            x = self.projection(x)
         if self.norm is not None and not first:
             x = self.norm(x)
         if self.projection is not None and projection is not None and projection.of == "sum":

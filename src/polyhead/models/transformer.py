@@ -21,9 +21,11 @@ from polyhead.caches import ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
+from polyhead.config.disentangled import DISTANCES
 from polyhead.config.layout import EMBEDDING
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
+from polyhead.layers.disentangled_attention import RelativeEmbedding
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.handed import Handed
 from polyhead.layers.linear import product
@@ -65,6 +67,7 @@ class Transformer(Fixed):
         final_norm, encoder_final_norm: Over the last layer's output, or None.
         encoder_embedding: The encoder's own, where ``config.encoder.embedding`` asks for one.
         per_layer_embedding: Vectors of every token for each layer, or None.
+        relative_embedding: Vectors of distances for all layers, or None.
         streams: Makes several residual streams of the embedding and joins them, or None.
         relative_bias, encoder_relative_bias: Tables of T5's bias, or None.
         head: Holds ``weight`` where the head is untied, ``bias`` and ``transform`` where there
@@ -86,6 +89,8 @@ class Transformer(Fixed):
         self.per_layer_embedding = (
             None if per_layer is None else PerLayerEmbedding(E, len(config.layers), per_layer)
         )
+        distances = config.relative_embedding
+        self.relative_embedding = None if distances is None else RelativeEmbedding(E, distances)
         self.streams = None if config.streams is None else build_ends(E, config.streams)
         ropes: dict[tuple[RopeConfig, int], RoPE] = {}
         encoder = config.encoder
@@ -290,6 +295,8 @@ class Transformer(Fixed):
         """What the embedding and the call hand on to the layers, or None."""
         if global_tokens is not None:
             return global_tokens_of_call(self.config.layers, global_tokens, ids)
+        if self.relative_embedding is not None:
+            return Handed(0, {(EMBEDDING, DISTANCES): self.relative_embedding()})
         if self.per_layer_embedding is None:
             return None
         vectors = self.per_layer_embedding(ids, x)

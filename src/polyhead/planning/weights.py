@@ -53,6 +53,8 @@ def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
     yield from config.embedding.parameter_groups(W, E, config.max_positions, read_whole=tied)
     if config.per_layer_embedding is not None:
         yield from config.per_layer_embedding.parameter_groups(E, len(config.layers))
+    if config.relative_embedding is not None:
+        yield from config.relative_embedding.parameter_groups(E)
     if config.streams is not None:
         yield from config.streams.end_parameter_groups(E)
     if config.final_norm is not None:

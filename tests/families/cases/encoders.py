@@ -254,6 +254,45 @@ CASES = (
             ({}, {"embedding_size": None}, {"type_vocab_size": 1}),
         ),
     ),
+    Case(
+        "deberta-v2",
+        {
+            **_MHA,
+            "relative_attention": True,
+            "position_buckets": 4,
+            "max_relative_positions": 14,
+            "norm_rel_ebd": "layer_norm",
+            "share_att_key": True,
+            "pos_att_type": ["p2c", "c2p"],
+            "position_biased_input": False,
+        },
+        auto="AutoModel",
+        axes=(
+            *_SMOOTH,
+            ({}, {"legacy": False}, {"embedding_size": 20}),
+            (
+                {},
+                {"share_att_key": False},
+                {"norm_rel_ebd": "none"},
+                {"relative_attention": False, "norm_rel_ebd": "none"},
+            ),
+            ({}, {"pos_att_type": ["c2p"]}, {"pos_att_type": ["p2c"]}),
+            ({}, {"position_buckets": -1}, {"position_buckets": 6, "max_relative_positions": -1}),
+            ({}, {"position_biased_input": True, "type_vocab_size": 2}),
+        ),
+    ),
+    Case(
+        "deberta",
+        {**_MHA, "relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+        auto="AutoModel",
+        axes=(
+            *_SMOOTH,
+            ({}, {"legacy": False}, {"embedding_size": 20}),
+            ({}, {"relative_attention": False}, {"max_relative_positions": 9}),
+            ({}, {"pos_att_type": ["c2p"]}, {"pos_att_type": ["p2c"]}),
+            ({}, {"position_biased_input": False, "type_vocab_size": 2}),
+        ),
+    ),
     *(
         Case(
             name,
