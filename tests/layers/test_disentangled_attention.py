@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 import polyhead as ph
 from polyhead.config import (
+    AttentionConfig,
+    ConvolutionConfig,
     DisentangledAttentionConfig,
     EmbeddingConfig,
+    EmbeddingProjectionConfig,
     FeedForwardConfig,
     LayerConfig,
     NormConfig,
@@ -21,6 +25,7 @@ from polyhead.config import (
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers.registry import build_attention
 from polyhead.models import Transformer
+from polyhead.models.embedding import Embedding
 
 E, H, G, D, T, N = 24, 4, 2, 6, 11, 8
 HEADS = DisentangledAttentionConfig(H, G, D, qkv_bias=True, k_bias=False, num_distances=N)
@@ -32,9 +37,12 @@ def model(
     attention: DisentangledAttentionConfig = HEADS,
     distances: RelativeEmbeddingConfig | None = DISTANCES,
     kind: str = "encoder",
+    convolution: ConvolutionConfig | None = None,
 ) -> Transformer:
     torch.manual_seed(0)
-    layer = LayerConfig(attention, FeedForwardConfig(16, "gelu", gated=False))
+    layer = LayerConfig(
+        attention, FeedForwardConfig(16, "gelu", gated=False), convolution=convolution
+    )
     config = TransformerConfig(
         kind,  # type: ignore[arg-type]
         30,
@@ -111,6 +119,31 @@ def test_what_it_cannot_do_is_named() -> None:
             layer(x, **{name: given})
 
 
+def test_a_raw_sum_is_projected_before_its_norm() -> None:
+    config = EmbeddingConfig(
+        "learned",
+        num_segments=2,
+        norm=NormConfig("layernorm", bias=True),
+        projection=EmbeddingProjectionConfig(D, "raw_sum", bias=False),
+    )
+    made: Any = Embedding(30, E, 64, config)
+    ids = torch.randint(30, (2, T))
+    summed = made.tokens(ids) + made.positions.weight[:T] + made.segments.weight[0]
+    torch.testing.assert_close(made(ids), made.norm(summed @ made.projection.weight.mT))
+    counted = sum(x.numel() for x in made.parameters())
+    assert sum(x.count for x in config.parameter_groups(30, E, 64, read_whole=True)) == counted
+
+
+def test_a_convolution_hides_padding_and_knows_no_other_mask() -> None:
+    made = model(convolution=ConvolutionConfig(3))
+    ids = torch.randint(30, (1, T))
+    with torch.no_grad():
+        padded = made(ids, mask=ph.KeyLengths([6]))[:, :6]
+        torch.testing.assert_close(padded, made(ids[:, :6]))
+    with pytest.raises(UnsupportedError, match=r"no mask but KeyLengths: got Causal\(\)"):
+        made(ids, mask=ph.Causal())
+
+
 @pytest.mark.parametrize(
     ("words", "make"),
     [
@@ -121,6 +154,11 @@ def test_what_it_cannot_do_is_named() -> None:
         ("got RelativeEmbeddingConfig.num_distances=4", lambda: model(
             distances=RelativeEmbeddingConfig(4))),
         ("num_distances=6, max_distance=9", lambda: RelativeEmbeddingConfig(6, 9)),
+        ("convolution beside a layer sees tokens ahead.*'decoder'", lambda: model(
+            AttentionConfig(H, G, D), None, "decoder", ConvolutionConfig(3))),
+        ("width must be odd: got 4", lambda: ConvolutionConfig(4)),
+        ("groups must divide embed_dim=24: got 5", lambda: model(
+            convolution=ConvolutionConfig(3, 5))),
         ("num_distances=8, max_distance=3", lambda: RelativeEmbeddingConfig(8, 3)),
     ],
 )  # fmt: skip

@@ -10,6 +10,7 @@ from polyhead.config.attention import (
     RelativeBiasConfig,
 )
 from polyhead.config.block_sums import BlockSumsAttentionConfig
+from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.data import Data
 from polyhead.config.dense_and_experts import DenseAndExpertsConfig
@@ -75,6 +76,7 @@ __all__ = [
     "BlockMeansConfig",
     "BlockSumsAttentionConfig",
     "CallCost",
+    "ConvolutionConfig",
     "CrossLayerAttentionConfig",
     "Data",
     "DenseAndExpertsConfig",

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
+from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.layout import HeadLayout, Network
 from polyhead.config.norm import NormConfig
@@ -45,6 +46,7 @@ class LayerConfig(Data):
             arXiv 2411.07501; Gemma 3n): with n the attention's input, attention gives
             (x + f(n) + n + norm(W W' n)) / √2, W' to r features and W from them; None: x + f(n).
         streams: How it reads and writes several residual streams; None: there is one.
+        convolution: Of an encoder's layer, beside all of it, with a norm over the sum (DeBERTa-v2).
     """
 
     attention: HeadLayout
@@ -63,6 +65,7 @@ class LayerConfig(Data):
     feed_forward_mix: tuple[float, float] = _SUM
     laurel_rank: int | None = None
     streams: StreamsConfig | None = None
+    convolution: ConvolutionConfig | None = None
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -126,6 +129,7 @@ class LayerConfig(Data):
             "laurel_rank": None,
             "per_layer_input": None,
             "output_scale": False,
+            "convolution": None,
         }
         plain |= {"parallel": None, "attention_mix": _SUM, "feed_forward_mix": _SUM}
         changed = [name for name, value in plain.items() if getattr(self, name) != value]
@@ -170,6 +174,8 @@ class LayerConfig(Data):
     @property
     def only_adds(self) -> bool:
         """Whether all that it does is to add its parts' outputs to one residual stream."""
+        if self.convolution is not None:
+            return False
         mixes = any(self.mix(part)[0] != 1.0 for part in self.parts) or self.laurel_rank is not None
         scaled = self.norm_placement == "post" or self.output_scale
         return not mixes and not scaled and self.streams is None
@@ -209,6 +215,9 @@ class LayerConfig(Data):
             yield from self.per_layer_input.parameter_groups(embed_dim)
         if self.laurel_rank is not None:
             yield ParameterGroup("feed_forward", 1, 2 * self.laurel_rank * embed_dim)
+            yield ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
+        if self.convolution is not None:
+            yield from self.convolution.parameter_groups(embed_dim)
             yield ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
         if self.streams is not None:
             for _ in (0,) if self.streams.around_layer else self.parts:

@@ -272,9 +272,14 @@ def _check_per_layer(config: TransformerConfig) -> None:
 
 
 def _check_distances(config: TransformerConfig) -> None:
-    """Raises unless the layers that score distances belong to an encoder that has as many."""
+    """Raises unless layers that score distances, or are convolved, belong to such an encoder."""
     known = config.relative_embedding
     for i, layer in enumerate((*config.layers, *config.encoder_layers)):
+        if layer.convolution is not None and config.kind != "encoder":
+            raise ConfigError(
+                "a convolution beside a layer sees tokens ahead: it belongs to kind 'encoder', got "
+                f"kind={config.kind!r}"
+            )
         if DISTANCES not in layer.attention.reads:
             continue
         if config.kind != "encoder":

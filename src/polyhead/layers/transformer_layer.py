@@ -24,17 +24,12 @@ from torch import Tensor, nn
 
 from polyhead._utils.checks import check_bool, check_probability
 from polyhead.caches import KeyValueCache
-from polyhead.config import (
-    AttentionConfig,
-    FeedForwardConfig,
-    LayerConfig,
-    NormConfig,
-    RopeConfig,
-)
+from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig, RopeConfig
 from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import default_head_dim
+from polyhead.layers.convolution import Convolution
 from polyhead.layers.decode_plan import LayerArgs, step
 from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
@@ -181,6 +176,8 @@ class TransformerLayer(Fixed):
             self.per_layer_input = PerLayerInput(embed_dim, config.per_layer_input)
         if config.laurel_rank is not None:
             self.laurel = Laurel(embed_dim, config.laurel_rank, config.norm)
+        if config.convolution is not None:
+            self.convolution = Convolution(embed_dim, config.convolution, config.norm)
         self._mixes_parts = config.streams is not None and not config.streams.around_layer
         if config.streams is not None:
             for name in (
@@ -297,6 +294,7 @@ class TransformerLayer(Fixed):
             "handed": handed, **attention,
         }  # fmt: skip
         own = None if self.config.per_layer_input is None else self.per_layer_input
+        entered = None if self.config.convolution is None else x
         if (mixer := self._around) is None:
             x = self._computed(x, done, context, **given)
             if own is not None:
@@ -307,6 +305,8 @@ class TransformerLayer(Fixed):
             del kept
             if own is not None:
                 x = mixer.beside(x, partial(own.made, handed=handed))
+        if entered is not None:
+            x = self.convolution(entered, x, attention["mask"])
         return x * self.output_scale if self.config.output_scale else x
 
     def _computed(

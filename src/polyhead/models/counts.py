@@ -54,6 +54,7 @@ _BESIDE = {
     "feed_forward",
     "per_layer_input",
     "laurel",
+    "convolution",
     "streams",
     "attention_streams",
     "cross_attention_streams",

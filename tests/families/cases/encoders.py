@@ -279,6 +279,13 @@ CASES = (
             ({}, {"pos_att_type": ["c2p"]}, {"pos_att_type": ["p2c"]}),
             ({}, {"position_buckets": -1}, {"position_buckets": 6, "max_relative_positions": -1}),
             ({}, {"position_biased_input": True, "type_vocab_size": 2}),
+            (
+                {},
+                {"conv_kernel_size": 3},
+                {"conv_kernel_size": 3, "conv_act": "gelu"},
+                {"conv_kernel_size": 5, "conv_groups": 4},
+                {"conv_kernel_size": 1},
+            ),
         ),
     ),
     Case(
@@ -288,8 +295,8 @@ CASES = (
         axes=(
             *_SMOOTH,
             ({}, {"legacy": False}, {"embedding_size": 20}),
-            ({}, {"relative_attention": False}, {"max_relative_positions": 9}),
-            ({}, {"pos_att_type": ["c2p"]}, {"pos_att_type": ["p2c"]}),
+            ({}, {"max_relative_positions": 9}, {"relative_attention": False}),
+            ({}, {"pos_att_type": "p2c|c2p"}, {"pos_att_type": ["c2p"]}, {"pos_att_type": ["p2c"]}),
             ({}, {"position_biased_input": False, "type_vocab_size": 2}),
         ),
     ),
