@@ -42,13 +42,14 @@ def possible_cells(seed):
 
 def test_its_functions_match_the_oracle_or_it_refuses_by_name(uncompiled, monkeypatch, capsys):
     monkeypatch.setattr(flex_blocks, "BLOCK", 16)
-    cells = [*axes.covering_cells(), *possible_cells(1)]
+    by_content = [x | {"bias": "content, logarithmic"} for x in possible_cells(2)[:6]]
+    cells = [*axes.covering_cells(), *possible_cells(1), *by_content]
     verdicts = [matrix.judge(cell, kernels=["flex"])["flex"].partition(":")[0] for cell in cells]
     counts = Counter(verdicts)
     with capsys.disabled():
         print(f"\nflex, uncompiled: {dict(counts)}")
     assert set(counts) == {"forward only", "refused"}
-    assert counts["forward only"] >= len(possible_cells(1))
+    assert counts["forward only"] >= len(possible_cells(1)) + len(by_content)
 
 
 @pytest.mark.parametrize(

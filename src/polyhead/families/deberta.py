@@ -60,8 +60,9 @@ def read_with(
     **heads: Any,
 ) -> TransformerConfig:
     """The configuration, of what both versions have and what one may add."""
-    said = keys.take("pos_att_type") or []
-    terms = {x.strip() for x in (said.lower().split("|") if isinstance(said, str) else said)}
+    said = keys.take("pos_att_type")
+    names = said.lower().split("|") if isinstance(said, str) else keys.texts("pos_att_type", [])
+    terms = {name.strip() for name in names}
     heads["scale"] = 1 / math.sqrt(sizes.head_dim * (1 + len(terms)))
     far = keys.whole("max_relative_positions")
     far = far if far > 0 else sizes.max_positions
