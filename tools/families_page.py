@@ -333,15 +333,13 @@ def _norms(layer: LayerConfig) -> str:
 
 
 def _network(layer: LayerConfig) -> Iterator[str]:
-    network = layer.feed_forward
-    if network is None:
-        return
-    inner = getattr(network, "mixture", network)
-    expert = getattr(inner, "expert", inner)
-    gated = getattr(expert, "gated", False)
-    yield f"{expert.activation}{' gated' if gated else ''}"  # type: ignore[attr-defined]
-    if network is not expert:
-        yield "experts"
+    for network in layer.networks:
+        inner = getattr(network, "mixture", network)
+        expert = getattr(inner, "expert", inner)
+        gated = getattr(expert, "gated", False)
+        yield f"{expert.activation}{' gated' if gated else ''}"  # type: ignore[attr-defined]
+        if network is not expert:
+            yield "experts"
 
 
 if __name__ == "__main__":

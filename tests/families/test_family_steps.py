@@ -31,6 +31,7 @@ UNLIKE: dict[str, tuple[Any, ...]] = {
 AS_MODULES = {
     "cohere2_moe": "a mixture parallel to attention",
     "gemma4_unified_text": "a factor of each layer, normalized values, keys of other layers",
+    "longcat_flash": "a factor of the latents, and a network that joins behind the next layer",
     "kolibri1": "the bias of the choice of experts is added to logits",
     "mimo_v2_flash": "a factor of the values",
     "gemma4_text": "vectors of single layers, normalized values, keys of other layers",

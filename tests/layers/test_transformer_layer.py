@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from polyhead import Causal, DenseCache, KeyLengths
+from polyhead import Causal, DenseCache, KeyLengths, Transformer, TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.layers import (
     AttentionConfig,
     FeedForwardConfig,
+    IdentityMixtureConfig,
     LatentAttentionConfig,
     LayerConfig,
     MixtureConfig,
@@ -20,6 +21,7 @@ from polyhead.layers import (
     RoPE,
     TransformerLayer,
 )
+from polyhead.layers.handed import SHORTCUT, Handed
 
 PARTS = {
     "self_attn": "attention",
@@ -270,3 +272,46 @@ def test_the_residual_path_and_what_joins_it_are_weighed(placement):
             parallel="one norm",
             feed_forward_mix=(2.0, 1.0),
         )
+
+
+def test_a_shortcut_joins_the_stream_behind_the_next_layer():
+    """Its experts read what the first network reads; one of them gives back its input."""
+    heads, plain = AttentionConfig(4, 2, 8), FeedForwardConfig(24)
+    mixture = IdentityMixtureConfig(plain, 3, 2, identities=2)
+    pair = (
+        LayerConfig(heads, plain, shortcut=mixture),
+        LayerConfig(heads, plain, joins_shortcut=True),
+    )
+    model = randomised(Transformer(TransformerConfig("decoder", 40, 32, 64, pair)))
+    first, second = model.layers
+    x, handed = torch.randn(2, 9, 32), Handed(0)
+    after = x + first.attention(first.attention_norm(x), mask=Causal())
+    read = first.feed_forward_norm(after)
+    weights, chosen = first.shortcut.route(read.flatten(0, 1))
+    assert (chosen >= 3).any()
+    assert (chosen < 3).any()
+    given = torch.zeros(18, 32)
+    for row in range(18):
+        for weight, number in zip(weights[row], chosen[row].tolist(), strict=True):
+            own = read.flatten(0, 1)[row]
+            given[row] += weight * (first.shortcut.experts[number](own) if number < 3 else own)
+    want = second(first(x, mask=Causal()), mask=Causal(), handed=_holding(torch.zeros(1)))
+    with torch.no_grad():
+        h = first(x, mask=Causal(), handed=handed)
+        torch.testing.assert_close(handed.values[0, SHORTCUT], given.view(2, 9, 32))
+        torch.testing.assert_close(
+            second(h, mask=Causal(), handed=handed.at(1)), want + given.view(2, 9, 32)
+        )
+    assert not handed.values, "without gradients it is read once"
+    with pytest.raises(ValueError, match="reads the shortcut of"):
+        second(x)
+    for broken in (pair[:1], pair[1:], (*pair, pair[1])):
+        with pytest.raises(ConfigError, match="joins the stream behind the next layer"):
+            TransformerConfig("decoder", 40, 32, 64, broken)
+    with pytest.raises(ConfigError, match="shortcut and joins_shortcut need"):
+        LayerConfig(heads, plain, shortcut=mixture, parallel="one norm")
+    assert not any(layer.only_adds for layer in pair)
+
+
+def _holding(given: torch.Tensor) -> Handed:
+    return Handed(1, {(0, SHORTCUT): given})

@@ -38,6 +38,7 @@ from polyhead.layers import (
     GroupedAttentionConfig,
     HybridHeadsConfig,
     HyperConnectionsConfig,
+    IdentityMixtureConfig,
     IndexerConfig,
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
@@ -208,6 +209,10 @@ LAYERS = {
         ),
         share=0.6,
         vectors=PerLayerEmbeddingConfig(500, 16),
+    ),
+    "a shortcut": Case(
+        LayerConfig(heads(), GATED, shortcut=IdentityMixtureConfig(FeedForwardConfig(16), 4, 2)),
+        second=LayerConfig(heads(), GATED, joins_shortcut=True),
     ),
     "hyper-connections": Case(
         LayerConfig(heads(), NARROW, streams=HyperConnectionsConfig()), share=0.4

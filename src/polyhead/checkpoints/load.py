@@ -291,7 +291,8 @@ def _check_layers(parts: Parts, where: Path) -> None:
                 f"{len(config.layers)} layers"
             )
     layers = (*config.layers, *config.encoder_layers)
-    experts = [getattr(layer.feed_forward, "num_experts", 0) for layer in layers]
+    networks = [network for layer in layers for network in layer.networks]
+    experts = [getattr(network, "num_experts", 0) for network in networks]
     if max(experts, default=0) > len(shapes):
         raise CheckpointError(
             f"{where}: the configuration has {max(experts):,} experts, more than there are tensors"

@@ -37,6 +37,7 @@ from polyhead.config.grouped import GroupedAttentionConfig, GroupedFeedForwardCo
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.hybrid_heads import HybridHeadsConfig
 from polyhead.config.hyper_connections import HyperConnectionsConfig
+from polyhead.config.identity_mixture import IdentityMixtureConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
@@ -100,6 +101,7 @@ __all__ = [
     "HeadTransformConfig",
     "HybridHeadsConfig",
     "HyperConnectionsConfig",
+    "IdentityMixtureConfig",
     "IndexerConfig",
     "InitialConfig",
     "KimiDeltaAttentionConfig",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.data import check_share, check_whole
+from polyhead.config.data import check_positive, check_share, check_whole
 from polyhead.config.layout import CallCost, HeadLayout, shared
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.norm import NormConfig
@@ -41,9 +41,9 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     A key has ``qk_nope_head_dim`` features made from the latent and ``qk_rope_head_dim`` rotated
     ones that all heads share. ``bias`` is of the projections into the latents and of ``o_proj``
     (``attention_bias`` in the files), ``q_bias`` of a ``q_proj`` straight from the input. ``norm``
-    is over the latents; None: latents are used as they are projected. ``scale`` None is
-    1/√(key size), times the square of yarn's temperature where the rotary scaling has
-    ``mscale_all_dim``.
+    is over the latents; None: latents are used as they are projected. ``latent_scale`` is a factor
+    of the normed latent that keys and values are made from. ``scale`` None is 1/√(key size), times
+    the square of yarn's temperature where the rotary scaling has ``mscale_all_dim``.
 
     Raises:
         ConfigError: A size that is impossible, or a ``rope`` over other features than the rotary
@@ -58,6 +58,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     bias: bool = False
     norm: NormConfig | None = field(default_factory=lambda: NormConfig(eps=1e-6))
     q_bias: bool = False
+    latent_scale: float = 1.0
     rope: RopeConfig | None = field(default_factory=RopeConfig, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -84,6 +85,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
                 f"rope dim must be qk_rope_head_dim={self.qk_rope_head_dim} or None: got "
                 f"{self.rope.dim}"
             )
+        check_positive("latent_scale", self.latent_scale)
         check_share("dropout", self.dropout)
 
     @property

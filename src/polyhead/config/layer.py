@@ -47,6 +47,10 @@ class LayerConfig(Data):
             (x + f(n) + n + norm(W W' n)) / √2, W' to r features and W from them; None: x + f(n).
         streams: How it reads and writes several residual streams; None: there is one.
         convolution: Of an encoder's layer, beside all of it, with a norm over the sum (DeBERTa-v2).
+        shortcut: A second network, which reads what ``feed_forward`` reads and joins the stream
+            behind the next layer: while that computes, tokens may travel to experts
+            (shortcut-connected mixtures, Cai et al. 2024, arXiv 2404.05019; LongCat-Flash).
+        joins_shortcut: Whether what the layer before gave by its ``shortcut`` is added at last.
     """
 
     attention: HeadLayout
@@ -66,6 +70,8 @@ class LayerConfig(Data):
     laurel_rank: int | None = None
     streams: StreamsConfig | None = None
     convolution: ConvolutionConfig | None = None
+    shortcut: Network | None = None
+    joins_shortcut: bool = False
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -106,6 +112,7 @@ class LayerConfig(Data):
                 f"{self.norm_placement!r}, parallel={self.parallel!r}"
             )
         self._check_streams()
+        self._check_shortcut(norms_input)
         if self.feed_forward_out_norm and (
             self.norm_placement != "pre" or self.parallel is not None
         ):
@@ -138,6 +145,19 @@ class LayerConfig(Data):
                 f"{type(self.streams).__name__} is around each part of a layer, which goes with "
                 f"norms before or behind the parts and without {', '.join(plain)}: got "
                 f"{', '.join(changed) or 'norm_placement=post'}"
+            )
+
+    def _check_shortcut(self, norms_input: bool) -> None:
+        """Raises where a shortcut does not go with the other fields."""
+        if self.shortcut is None and not self.joins_shortcut:
+            return
+        reads = self.feed_forward is not None and not norms_input and self.parallel is None
+        if not reads or self.streams is not None or self.output_scale:
+            raise ConfigError(
+                "shortcut and joins_shortcut need a feed_forward network behind attention, which "
+                "does not norm what it reads, one residual stream and output_scale=False: got "
+                f"feed_forward={type(self.feed_forward).__name__}, parallel={self.parallel!r}, "
+                f"streams={type(self.streams).__name__}, output_scale={self.output_scale}"
             )
 
     def has_norm(self, part: str) -> bool:
@@ -178,13 +198,25 @@ class LayerConfig(Data):
             return False
         mixes = any(self.mix(part)[0] != 1.0 for part in self.parts) or self.laurel_rank is not None
         scaled = self.norm_placement == "post" or self.output_scale
-        return not mixes and not scaled and self.streams is None
+        beside = self.streams is not None or self.shortcut is not None or self.joins_shortcut
+        return not mixes and not scaled and not beside
 
     @property
     def parts(self) -> tuple[str, ...]:
         """What the layer consists of, in the order of a call."""
         parts = "attention", "cross_attention", "feed_forward"
         return tuple(part for part in parts if getattr(self, part) is not None)
+
+    @property
+    def takes_handed(self) -> bool:
+        """Whether it hands something on to later layers of a call, or reads it."""
+        attention, beside = self.attention, self.per_layer_input or self.shortcut
+        return bool(attention.hands_on or attention.reads or beside or self.joins_shortcut)
+
+    @property
+    def networks(self) -> tuple[Network, ...]:
+        """``feed_forward`` and ``shortcut``, as far as there are."""
+        return tuple(each for each in (self.feed_forward, self.shortcut) if each is not None)
 
     @property
     def norms(self) -> int:
@@ -203,8 +235,8 @@ class LayerConfig(Data):
         yield from self.attention.parameter_groups(embed_dim)
         if self.cross_attention is not None:
             yield from self.cross_attention.parameter_groups(embed_dim, context_dim)
-        if self.feed_forward is not None:
-            yield from self.feed_forward.parameter_groups(embed_dim)
+        for network in self.networks:
+            yield from network.parameter_groups(embed_dim)
         yield from self.residual_parameter_groups(embed_dim)
         norm = ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
         yield from [norm] * self.norms

@@ -224,6 +224,7 @@ class Network(OneOfSeveral, ABC):
     where: ClassVar[Mapping[str, str]] = {
         "plain": "polyhead.config.feed_forward",
         "mixture": "polyhead.config.mixture",
+        "identity_mixture": "polyhead.config.identity_mixture",
         "sub_norm": "polyhead.config.sub_norm",
         "dense_and_experts": "polyhead.config.dense_and_experts",
         "grouped": "polyhead.config.grouped",

@@ -116,21 +116,26 @@ class MixtureConfig(Network, kind="mixture"):
                 f"group_score 'best two' needs at least 2 experts in a group: got num_experts="
                 f"{self.num_experts}, groups={self.groups}"
             )
-        within = self.num_experts // self.groups * self.groups_per_token
+        within = self.choices // self.groups * self.groups_per_token
         if not 1 <= self.experts_per_token <= within:
             raise ConfigError(
                 f"experts_per_token must be 1 to the {within} experts that a token may choose "
                 f"from: got {self.experts_per_token}"
             )
 
+    @property
+    def choices(self) -> int:
+        """Experts that a token may choose from, those without a network included."""
+        return self.num_experts
+
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         X = self.num_experts
         for piece in self.expert.parameter_groups(embed_dim):
             yield replace(piece, size=X * piece.size, experts=X, visited=self.experts_per_token)
-        yield ParameterGroup("feed_forward", 1, X * embed_dim, as_numbers=True)
+        yield ParameterGroup("feed_forward", 1, self.choices * embed_dim, as_numbers=True)
         for bias in (self.choice_bias, self.router_bias):
             if bias:
-                yield ParameterGroup("feed_forward", 1, X, multiplied=False)
+                yield ParameterGroup("feed_forward", 1, self.choices, multiplied=False)
         if self.output_bias:
             yield ParameterGroup("feed_forward", 1, embed_dim, multiplied=False)
         if self.shared is not None:

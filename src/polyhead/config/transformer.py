@@ -321,6 +321,13 @@ def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
                 layer.attention.check_source(what, layers[source].attention)
             except ConfigError as error:
                 raise ConfigError(f"{name}: layer {i}: {error}") from error
+    given = [layer.shortcut is not None for layer in layers]
+    joined = [layer.joins_shortcut for layer in layers]
+    if [False, *given] != [*joined, False]:
+        raise ConfigError(
+            f"{name}: what a shortcut gives joins the stream behind the next layer: got shortcuts "
+            f"in {given}, joins_shortcut={joined}"
+        )
 
 
 def _check_sharing(name: str, weights_of: tuple[int, ...], layers: tuple[LayerConfig, ...]) -> None:

@@ -95,8 +95,11 @@ def normed_latents(model: Transformer) -> Transformer:
     draft = Draft.of(model)
     for layer in draft.layers:
         config = draft.latent(layer, "a family's form")
-        if config.q_bias:
-            raise ConfigError("queries of latent attention have a bias: no family supports that")
+        if config.q_bias or config.latent_scale != 1.0:
+            raise ConfigError(
+                "queries of latent attention have a bias, or latents a factor: no family supports "
+                "that"
+            )
         R = config.kv_lora_rank
         for leaf in ("weight", "bias"):
             key = f"layers.{layer}.attention.kv_a_proj_with_mqa.{leaf}"

@@ -278,33 +278,32 @@ def tensors_with_pairs(values: Mapping[str, Any]) -> Tensors:
 def tensors(values: Mapping[str, Any]) -> Tensors:
     """Rotary rows are interleaved unless the file says otherwise."""
     pairs = values.get("rope_interleave", True)
-    of_queries: tuple[Step, ...] = (LatentPairs(),) if pairs else ()
-    of_keys: tuple[Step, ...] = (LatentPairs(shared=True),) if pairs else ()
-    theirs, ours = "layers.{i}.self_attn.", "layers.{i}.attention."
+    attention = latent_attention("layers.{i}.self_attn.", "layers.{i}.attention.", pairs=pairs)
     return Tensors(
         (
             *AROUND_LAYERS,
             *NORMS,
             *NETWORK,
-            Rule(theirs + "q_proj", ours + "q_proj", *of_queries),
-            Rule(theirs + "q_b_proj", ours + "q_b_proj", *of_queries),
-            Rule(theirs + "kv_a_proj_with_mqa", ours + "kv_a_proj_with_mqa", *of_keys),
-            *under(
-                theirs,
-                ours,
-                {
-                    "q_a_proj": "q_a_proj",
-                    "q_a_layernorm": "q_a_norm",
-                    "kv_a_layernorm": "kv_a_norm",
-                    "kv_b_proj": "kv_b_proj",
-                    "o_proj": "o_proj",
-                },
-            ),
+            *attention,
             *INDEXER,
             *EXPERTS,
             *STACKED_EXPERTS,
         ),
         dropped=FREQUENCIES | drafting(values),
+    )
+
+
+def latent_attention(theirs: str, ours: str, *, pairs: bool = True) -> tuple[Rule, ...]:
+    """Rules of one attention: ``pairs`` says whether the file's rotary rows are interleaved."""
+    of_queries: tuple[Step, ...] = (LatentPairs(),) if pairs else ()
+    of_keys: tuple[Step, ...] = (LatentPairs(shared=True),) if pairs else ()
+    same = {name: name for name in ("q_a_proj", "kv_b_proj", "o_proj")}
+    norms = {"q_a_layernorm": "q_a_norm", "kv_a_layernorm": "kv_a_norm"}
+    return (
+        Rule(theirs + "q_proj", ours + "q_proj", *of_queries),
+        Rule(theirs + "q_b_proj", ours + "q_b_proj", *of_queries),
+        Rule(theirs + "kv_a_proj_with_mqa", ours + "kv_a_proj_with_mqa", *of_keys),
+        *under(theirs, ours, same | norms),
     )
 
 
@@ -332,8 +331,10 @@ def observed_choice(
     return {"topk_method": "noaux_tc" if biased else None}
 
 
-def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
-    """Latent attention in DeepSeek's keys."""
+def read_attention(
+    keys: Keys, max_positions: int, *, theta: float = 10_000.0
+) -> LatentAttentionConfig:
+    """Latent attention in DeepSeek's keys; ``theta`` is the rotary base where the file has none."""
     num_heads, rotated = keys.size("num_attention_heads"), keys.whole("qk_rope_head_dim")
     attention = LatentAttentionConfig(
         num_heads=num_heads,
@@ -343,7 +344,7 @@ def read_attention(keys: Keys, max_positions: int) -> LatentAttentionConfig:
         v_head_dim=keys.whole("v_head_dim"),
         q_lora_rank=keys.whole("q_lora_rank", None),
         bias=keys.flag("attention_bias"),
-        rope=read_rope(keys, rotated, max_positions),
+        rope=read_rope(keys, rotated, max_positions, theta=theta),
         dropout=keys.number("attention_dropout"),
     )
     # Keys that repeat others; a file where they differ is broken.

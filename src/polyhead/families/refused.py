@@ -26,8 +26,6 @@ REFUSED: Mapping[str, str] = {
     "transfo-xl": "its scores depend on the content of relative positions",
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
-    "longcat_flash": "its experts read the first half of a layer and join the stream behind the "
-    "second, and some give back their input",
     "step3p7": "it clamps what activations give, and its file is that of a model with images",
     "doge": "its scores have a bias made of the values, whose largest alone are read",
     "zaya": "its queries and keys are convolved, and its routers read those of earlier layers",

@@ -24,6 +24,7 @@ from polyhead.config import (
     GroupedFeedForwardConfig,
     HybridHeadsConfig,
     HyperConnectionsConfig,
+    IdentityMixtureConfig,
     IndexerConfig,
     KimiDeltaAttentionConfig,
     LatentAttentionConfig,
@@ -61,6 +62,7 @@ from polyhead.layers.global_window_attention import GlobalWindowAttention
 from polyhead.layers.grouped import GroupedAttention, GroupedFeedForward
 from polyhead.layers.hybrid_heads import HybridHeads
 from polyhead.layers.hyper_connections import HyperConnections
+from polyhead.layers.identity_experts import IdentityExperts
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.lightning_attention import LightningAttention
@@ -117,6 +119,8 @@ __all__ = [
     "HybridHeadsConfig",
     "HyperConnections",
     "HyperConnectionsConfig",
+    "IdentityExperts",
+    "IdentityMixtureConfig",
     "IndexerConfig",
     "KimiDeltaAttention",
     "KimiDeltaAttentionConfig",

@@ -53,8 +53,8 @@ class Experts(Fixed):
         super().__init__()
         self.config = config
         self.calls_all = False
-        self.router = nn.Linear(embed_dim, config.num_experts, bias=config.router_bias)
-        bias = torch.zeros(config.num_experts) if config.choice_bias else None
+        self.router = nn.Linear(embed_dim, config.choices, bias=config.router_bias)
+        bias = torch.zeros(config.choices) if config.choice_bias else None
         self.register_buffer("choice_bias", bias)
         self.experts = nn.ModuleList(
             FeedForward.from_config(embed_dim, config.expert) for _ in range(config.num_experts)
@@ -101,7 +101,7 @@ class Experts(Fixed):
         """``[M, E]``, expert after expert."""
         out = torch.zeros_like(x)
         all_of_them = self.calls_all or _is_recorded()
-        numbers = range(len(self.experts)) if all_of_them else torch.unique(chosen).tolist()
+        numbers = range(self.config.choices) if all_of_them else torch.unique(chosen).tolist()
         for number in numbers:
             rows, places = torch.where(chosen == number)
             made = self._weighed(number, x[rows], weights[rows, places, None])
@@ -131,7 +131,7 @@ class Experts(Fixed):
             capacity: Tokens of a sequence that an expert takes.
         """
         B, _, K = chosen.shape
-        visits = F.one_hot(chosen.reshape(B, -1), self.config.num_experts)
+        visits = F.one_hot(chosen.reshape(B, -1), self.config.choices)
         order = (visits.cumsum(dim=1) * visits).sum(dim=-1)
         return (order <= capacity).view(-1, K)
 

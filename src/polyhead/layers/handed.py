@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from polyhead.config.layout import EMBEDDING
 
 
@@ -35,6 +38,10 @@ class Handed:
         self.values[self.layer, what] = value
 
 
+SHORTCUT = "shortcut"
+"""What a layer's second network gave, for the layer behind it."""
+
+
 def handed_to(handed: Handed | None, what: str, reads: Mapping[str, int]) -> Any:
     """What a layer reads.
 
@@ -53,3 +60,20 @@ def handed_to(handed: Handed | None, what: str, reads: Mapping[str, int]) -> Any
             f"this layer reads the {what} of {name}: call it within its model, behind that"
         )
     return handed.values[source, what]
+
+
+def given_by_shortcut(handed: Handed | None) -> Tensor:
+    """What the shortcut of the layer before gave; without gradients, which may compute a layer once
+    more, it is then forgotten.
+
+    Args:
+        handed: As the layer was given it.
+
+    Raises:
+        ValueError: The layer was called by itself.
+    """
+    source = -2 if handed is None else handed.layer - 1
+    given: Tensor = handed_to(handed, SHORTCUT, {SHORTCUT: source})
+    if handed is not None and not torch.is_grad_enabled():
+        del handed.values[source, SHORTCUT]
+    return given

@@ -302,7 +302,10 @@ class MultiHeadLatentAttention(Hooked):
         if self.rope is not None:
             p = self.rope.apply(p, positions, head_axis=2)
             r = self.rope.apply(r, positions, head_axis=2)
-        latent = torch.cat((self.kv_a_norm(c), r), dim=-1)
+        c = self.kv_a_norm(c)
+        if config.latent_scale != 1.0:
+            c = c * config.latent_scale
+        latent = torch.cat((c, r), dim=-1)
         return n.transpose(1, 2), p.transpose(1, 2), latent.transpose(1, 2), of_queries
 
     def _to_latent(self, n: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ from polyhead.layers.decode_plan import LayerArgs, step
 from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
-from polyhead.layers.handed import Handed
+from polyhead.layers.handed import SHORTCUT, Handed, given_by_shortcut
 from polyhead.layers.laurel import Laurel
 from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, LAYER_TYPES, NETWORK
 from polyhead.layers.norms import build_norm
@@ -172,6 +172,8 @@ class TransformerLayer(Fixed):
         network = config.feed_forward
         module = None if network is None else build_network(embed_dim, network)
         self.add_module("feed_forward", module)
+        if config.shortcut is not None:
+            self.shortcut = build_network(embed_dim, config.shortcut)
         if config.per_layer_input is not None:
             self.per_layer_input = PerLayerInput(embed_dim, config.per_layer_input)
         if config.laurel_rank is not None:
@@ -180,9 +182,8 @@ class TransformerLayer(Fixed):
             self.convolution = Convolution(embed_dim, config.convolution, config.norm)
         self._mixes_parts = config.streams is not None and not config.streams.around_layer
         if config.streams is not None:
-            for name in (
-                [f"{p}_streams" for p in config.parts] if self._mixes_parts else ["streams"]
-            ):
+            names = [f"{p}_streams" for p in config.parts] if self._mixes_parts else ["streams"]
+            for name in names:
                 self.add_module(name, build_mixer(embed_dim, config.streams))
         if config.output_scale:
             self.output_scale = nn.Parameter(torch.ones(1))
@@ -195,7 +196,7 @@ class TransformerLayer(Fixed):
     @property
     def takes_handed(self) -> bool:
         """Whether it hands something on to later layers, or reads it."""
-        return self._hands or self.config.per_layer_input is not None
+        return self.config.takes_handed
 
     def forward(
         self,
@@ -247,8 +248,9 @@ class TransformerLayer(Fixed):
             and not self.training
             and kernel in ("auto", "native")
         ):
-            given = LayerArgs(mask, bias, cache, context, context_mask, context_cache)
-            stepped = step(self, x, given)
+            stepped = step(
+                self, x, LayerArgs(mask, bias, cache, context, context_mask, context_cache)
+            )
             if stepped is not None:
                 x, done = stepped
         return self.forward_from(
@@ -343,8 +345,12 @@ class TransformerLayer(Fixed):
             x = self._joined(x, h, "cross_attention")
         if done < NETWORK and self.feed_forward is not None:
             h, x = self._entered(x, "feed_forward")
+            if self.config.shortcut is not None and handed is not None:
+                handed.hand_on(SHORTCUT, self.shortcut(h))
             h = self.feed_forward(h)
             x = self._joined(x, h, "feed_forward")
+        if self.config.joins_shortcut:
+            x = x + given_by_shortcut(handed)
         return x
 
     def _beside(self, x: Tensor, normed: Tensor) -> Tensor:
@@ -377,8 +383,7 @@ class TransformerLayer(Fixed):
         p = self.config.dropout if self.training else 0.0
         if self._mixes_parts:
             return self._mixer(part).write(x, dropped(h, p) if p else h)
-        kept = getattr(self, f"_{part}_mix")[0]
-        if kept != 1.0:
+        if (kept := getattr(self, f"_{part}_mix")[0]) != 1.0:
             x = x * kept
         joined: Tensor = dropped(h, p, plus=x) if p else x + h
         if self._post:
@@ -387,11 +392,9 @@ class TransformerLayer(Fixed):
 
     def _added(self, h: Tensor, part: str) -> Tensor:
         """What joins the residual path of a part's output."""
-        out_norm = self._modules[f"{part}_out_norm"]
-        if out_norm is not None:
+        if (out_norm := self._modules[f"{part}_out_norm"]) is not None:
             h = out_norm(h)
-        added = getattr(self, f"_{part}_mix")[1]
-        return h if added == 1.0 else h * added
+        return h if (added := getattr(self, f"_{part}_mix")[1]) == 1.0 else h * added
 
 
 LAYER_TYPES.append(ExactType(TransformerLayer))

@@ -55,6 +55,7 @@ _BESIDE = {
     "per_layer_input",
     "laurel",
     "convolution",
+    "shortcut",
     "streams",
     "attention_streams",
     "cross_attention_streams",

@@ -68,11 +68,13 @@ def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int,
     # What came in, what goes on, the attention's output, and the norm of the sum.
     normed = 3 * E + (NORMED_HALF if half else 1) * E + normed_input
     peaks = [2 * E + attention]
-    if (network := shape.feed_forward) is not None:
+    for network in shape.networks:
         peaks += [normed, 3 * E + network.peak_activation_elements(E, ranks)]
     if shape.per_layer_input is not None:
         P = shape.per_layer_input.dim
         peaks.append(2 * E + max(3 * P, P + E, (1 + (NORMED_HALF if half else 1)) * E))
+    # What a shortcut gave waits for the end of the next layer.
+    peaks = [peak + E * (shape.joins_shortcut + (shape.shortcut is not None)) for peak in peaks]
     if (streams := shape.streams) is not None:
         return max(peaks) + streams.held_activation_elements(E)
     return max(peaks)

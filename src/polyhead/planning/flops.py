@@ -169,8 +169,8 @@ def _add_layer(
     sums["scores"] += times * model
     sums["hardware"] += times * hardware
     hidden = _multiplied(shape.residual_parameter_groups(E))
-    if shape.feed_forward is not None:
-        hidden += _multiplied(shape.feed_forward.parameter_groups(E))
+    for network in shape.networks:
+        hidden += _multiplied(network.parameter_groups(E))
     sums["feed_forward"] += times * 2 * batch_size * queries * hidden
 
 

@@ -222,7 +222,7 @@ def _averaged(copies: Iterable[tuple[int, int]], size: int) -> list[Sent]:
 def _routed(model: TransformerConfig) -> list[tuple[int, int]]:
     """For each layer with experts, their number and how many a token visits."""
     layers = (*model.layers, *model.encoder_layers)
-    networks = [x.feed_forward for x in layers if x.feed_forward is not None]
+    networks = [network for x in layers for network in x.networks]
     parts = [max((p.experts, p.visited) for p in x.parameter_groups(1)) for x in networks]
     return [(experts, visited) for experts, visited in parts if experts > 1]
 

@@ -119,8 +119,8 @@ def check_ranks(config: TransformerConfig, ranks: int) -> None:
                     f"tensor_parallel must divide num_kv_heads={G} or be a multiple of it: got "
                     f"{ranks}"
                 )
-        widths = {} if layer.feed_forward is None else layer.feed_forward.widths()
-        for name, width in widths.items():
+        widths = [each for network in layer.networks for each in network.widths().items()]
+        for name, width in widths:
             if width % ranks:
                 raise ConfigError(
                     f"tensor_parallel must divide the feed-forward {name}={width}: got {ranks}"

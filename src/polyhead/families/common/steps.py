@@ -53,8 +53,10 @@ class At:
 
     @property
     def experts(self) -> int:
-        """X; 0 where the layer has a single network."""
-        return int(getattr(self.layer.feed_forward, "num_experts", 0))
+        """X of the network that the tensor is of; 0 where that is a single one."""
+        beside = ".shortcut." in self.name
+        network = self.layer.shortcut if beside else self.layer.feed_forward
+        return int(getattr(network, "num_experts", 0))
 
 
 class Step(Protocol):
