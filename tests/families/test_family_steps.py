@@ -35,6 +35,7 @@ AS_MODULES = {
     "kolibri1": "the bias of the choice of experts is added to logits",
     "mimo_v2_flash": "a factor of the values",
     "gemma4_text": "vectors of single layers, normalized values, keys of other layers",
+    "hrm_text": "several residual streams",
     "gemma3n_text": "several residual streams",
 }
 """Families of heads whose layers native code does not compute to their end, and why."""

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from polyhead.checkpoints import load_checkpoint, save_checkpoint
 from polyhead.errors import ConfigError
+from polyhead.families import read_config
 
 
 def _without_prefix(name: str) -> str:
@@ -124,3 +125,17 @@ def test_absent_rotary_settings_mean_what_transformers_means(
         wanted = theirs(ids).logits
         got = load_checkpoint(tmp_path).model(ids)
         assert (got - wanted).abs().max() < 5e-5 * wanted.std()
+
+
+def test_hrm_text_counted_the_layers_of_one_stack() -> None:
+    """And left the embedding's scale to that of new weights."""
+    values = json.loads(all_cases()["hrm_text"].config().to_json_string())
+    found = read_config(values, "config.json")
+    assert len(found.layers) == values["num_hidden_layers"] == 6 * values["num_layers_per_stack"]
+    older = {**values, "num_hidden_layers": values["num_layers_per_stack"]}
+    older = {k: v for k, v in older.items() if k not in ("num_layers_per_stack", "embedding_scale")}
+    assert read_config(older, "config.json") == found
+    with pytest.raises(ConfigError, match="num_hidden_layers is 5; supported is 12"):
+        read_config(values | {"num_hidden_layers": 5}, "config.json")
+    with pytest.raises(ConfigError, match="H_cycles is 900; supported is so many"):
+        read_config(older | {"H_cycles": 900}, "config.json")

@@ -1,4 +1,4 @@
-"""Several residual streams: AltUp by its formula, what works with it, what is refused."""
+"""Several residual streams: AltUp and turns by formula, what works with them, what is refused."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from polyhead.config import (
     PerLayerInputConfig,
     RopeConfig,
     TransformerConfig,
+    TurnsConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.interpret.circuits import HeadCircuits
@@ -183,3 +184,51 @@ def test_what_does_not_go_is_refused_by_name():
     with pytest.raises(ConfigError, match="laurel_rank belongs to norm_placement"):
         LayerConfig(HEADS, None, norm_placement="post", laurel_rank=2)
     assert ph.plan(mine.config, tokens=8).parameters == mine.parameter_counts()
+
+
+def test_two_stacks_take_turns_over_two_states():
+    """L, L, H and again: a turn reads the sum of both states, and is normed at its end."""
+    norm = NormConfig(eps=0.1, weight=False)
+    plain = LayerConfig(HEADS, FeedForwardConfig(40))
+    first, last = (
+        [
+            replace(plain, streams=TurnsConfig(2, state, starts, not starts, norm=norm))
+            for starts in (True, False)
+        ]
+        for state in (1, 0)
+    )
+    layers = (*first, *first, *last) * 2
+    weights_of = (0, 1, 0, 1, 4, 5) * 2
+    torch.manual_seed(0)
+    config = TransformerConfig(
+        "decoder", 50, E, 256, layers, final_norm=None, weights_of=weights_of
+    )
+    mine = Transformer(config).eval()
+    mine.streams.fast.normal_()
+    assert TransformerConfig.from_json(config.to_json()) == config
+    assert ph.plan(config, tokens=8).parameters == mine.parameter_counts()
+    tokens = ids(2, 12)
+    with torch.no_grad():
+        slow = mine.embedding(tokens, 0)
+        fast = mine.streams.fast.expand_as(slow)
+
+        def turn(x: Tensor, at: int) -> Tensor:
+            for layer in mine.layers[at : at + 2]:
+                x = x + layer.attention(layer.attention_norm(x), mask=ph.Causal())
+                x = x + layer.feed_forward(layer.feed_forward_norm(x))
+            return x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt()
+
+        for _ in range(2):
+            for _ in range(2):
+                fast = turn(fast + slow, 0)
+            slow = turn(slow + fast, 4)
+        torch.testing.assert_close(mine(tokens), mine.logits(slow))
+        cache = mine.new_cache()
+        steps = [mine(part, cache=cache) for part in tokens.split([5, 1, 6], dim=1)]
+        torch.testing.assert_close(torch.cat(steps, dim=1), mine(tokens), atol=1e-5, rtol=1e-5)
+    with pytest.raises(UnsupportedError, match="Turns"):
+        check_classes(mine, "context")
+    with pytest.raises(ConfigError, match="turns are over 2 states"):
+        TurnsConfig(3)
+    with pytest.raises(ConfigError, match="layers must have the same streams"):
+        model(first[0], replace(first[1], streams=TurnsConfig(norm=replace(norm, eps=0.2))))

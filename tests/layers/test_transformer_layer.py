@@ -303,6 +303,12 @@ def test_a_shortcut_joins_the_stream_behind_the_next_layer():
             second(h, mask=Causal(), handed=handed.at(1)), want + given.view(2, 9, 32)
         )
     assert not handed.values, "without gradients it is read once"
+    found, ids = [], torch.randint(40, (1, 9))
+    for model.recompute in (False, True):
+        model.zero_grad()
+        model(ids).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*found)
     with pytest.raises(ValueError, match="reads the shortcut of"):
         second(x)
     for broken in (pair[:1], pair[1:], (*pair, pair[1])):

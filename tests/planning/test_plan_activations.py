@@ -23,6 +23,7 @@ from polyhead.config import (
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
     TransformerConfig,
+    TurnsConfig,
 )
 from polyhead.layers import (
     AttentionConfig,
@@ -213,6 +214,9 @@ LAYERS = {
     "a shortcut": Case(
         LayerConfig(heads(), GATED, shortcut=IdentityMixtureConfig(FeedForwardConfig(16), 4, 2)),
         second=LayerConfig(heads(), GATED, joins_shortcut=True),
+    ),
+    "turns": Case(
+        LayerConfig(heads(), NARROW, streams=TurnsConfig(starts=True, ends=True)), share=0.6
     ),
     "hyper-connections": Case(
         LayerConfig(heads(), NARROW, streams=HyperConnectionsConfig()), share=0.4

@@ -65,6 +65,7 @@ from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionCo
 from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
+from polyhead.config.turns import TurnsConfig
 
 __all__ = [
     "ALiBiConfig",
@@ -143,5 +144,6 @@ __all__ = [
     "TaskHeadConfig",
     "TokenDropoutConfig",
     "TransformerConfig",
+    "TurnsConfig",
     "first_lambda",
 ]

@@ -31,6 +31,7 @@ class StreamsConfig(OneOfSeveral, ABC):
     where: ClassVar[Mapping[str, str]] = {
         "altup": "polyhead.config.streams",
         "hyper_connections": "polyhead.config.hyper_connections",
+        "turns": "polyhead.config.turns",
     }
     around_layer: ClassVar[bool]
     """Whether a layer reads the streams once; else each of its parts does."""
@@ -39,6 +40,11 @@ class StreamsConfig(OneOfSeveral, ABC):
 
     def __post_init__(self) -> None:
         check_whole("streams count", self.count, least=2)
+
+    @property
+    def between(self) -> StreamsConfig:
+        """What is the same in all layers of a model."""
+        return self
 
     @abstractmethod
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:

@@ -296,8 +296,10 @@ def _check_distances(config: TransformerConfig) -> None:
 
 def _check_streams(config: TransformerConfig) -> None:
     """Raises unless all layers have the same residual streams."""
+    found = [layer.streams for layer in config.layers]
+    between = [None if each is None else each.between for each in found]
     for i, layer in enumerate(config.layers):
-        if layer.streams != config.streams:
+        if between[i] != between[0]:
             raise ConfigError(
                 f"layers must have the same streams: got {config.streams} in layer 0, "
                 f"{layer.streams} in layer {i}"

@@ -29,7 +29,6 @@ REFUSED: Mapping[str, str] = {
     "step3p7": "it clamps what activations give, and its file is that of a model with images",
     "doge": "its scores have a bias made of the values, whose largest alone are read",
     "zaya": "its queries and keys are convolved, and its routers read those of earlier layers",
-    "hrm_text": "its two stacks of layers take turns over two states, several times for each token",
     "cpmant": "it puts learned prompts before a text, and every token sees all others",
     "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
     "fnet": "it mixes tokens by a Fourier transform, not attention",

@@ -43,6 +43,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
+    TurnsConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
@@ -78,6 +79,7 @@ from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.layers.turns import Turns
 
 __all__ = [
     "AttentionConfig",
@@ -159,5 +161,7 @@ __all__ = [
     "SubNormFeedForward",
     "SubNormFeedForwardConfig",
     "TransformerLayer",
+    "Turns",
+    "TurnsConfig",
     "build_norm",
 ]
