@@ -9,7 +9,7 @@ _STREAMS = "its residual streams are read by weights of low rank, and it hashes 
 _CONTENT = "its scores depend on the content of queries and the distance of keys"
 _DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
 _CODES = "it reads and writes several codes of sound at a time"
-_LATENT_GATES = "its latent attention gates each head and normalizes the rotary part of keys"
+_LATENT_GATES = "its latents have windows in some layers, and a norm over the rotary part of keys"
 _SPEECH = "it is several models in one: of text, of speech, and of sound made from units"
 _PICTURES = "it is an encoder that reads the patches of pictures among the tokens of a text"
 
@@ -47,7 +47,8 @@ REFUSED: Mapping[str, str] = {
     "modernvbert": _PICTURES,
     "ultravbert": _PICTURES,
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
-    "deepseek_v4": "its residual streams are mixed by matrices that steps make doubly stochastic",
+    "deepseek_v4": "beside a window its layers read blocks that they compress themselves, and "
+    "the ids of tokens choose its first experts",
     "qwen4_exp": _STREAMS,
     "qwen4_exp_text": _STREAMS,
     "dots3_note": _LATENT_GATES,
