@@ -46,8 +46,8 @@ class Contributions:
         if not all(layer.config.only_adds for layer in layers):
             raise UnsupportedError(
                 "contributions need pre-norm or sandwich layers: a post-norm layer, or one with a "
-                "factor of the residual path, rescales the whole residual stream, and several "
-                "streams (AltUp) are mixed by every layer"
+                "factor of the residual path, rescales the whole residual stream, several streams "
+                "(AltUp) are mixed by every layer, and a shortcut joins behind another layer"
             )
         self._outputs: list[Tensor] = []
         self._inputs: dict[nn.Module, Tensor] = {}
