@@ -180,7 +180,9 @@ def main() -> int:
     parser.add_argument("--package", nargs="+", default=list(TESTS), help="default: all in turn")
     parser.add_argument("--number", type=int, default=20, help="changes to draw of each (20)")
     parser.add_argument("--seed", type=int, default=int(time.time()) // 86400, help="(the date's)")
-    parser.add_argument("--seconds", type=float, help="of tests for a change (60; of csrc 300)")
+    parser.add_argument(
+        "--seconds", type=float, help="of tests for a change (60; of C++ and Triton 300)"
+    )
     parser.add_argument("--jobs", type=int, default=1, help="changes tried at once (1)")
     parser.add_argument("--least", type=float, default=0, help="percent that must be caught (0)")
     parser.add_argument("--root", type=Path, default=ROOT, help=argparse.SUPPRESS)
@@ -213,7 +215,8 @@ def one_package(
     tests = Tests(root, scratch, environment, files)
     native = Compiled(root, tests.cache) if package == "csrc" else None
     places = [f"tests/{place}" for place in TESTS.get(package, [package])]
-    seconds = asked.seconds or (60.0 if native is None else 300.0)
+    slow = native is not None or package == TRITON  # compiled anew, or interpreted
+    seconds = asked.seconds or (300.0 if slow else 60.0)
     trial, known = Trial(tests, places, native, seconds), equivalents(package)
     changes = draw(files, Random(asked.seed))
     counts = Counter[str]()

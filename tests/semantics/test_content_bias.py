@@ -30,6 +30,13 @@ def test_shared_columns_are_those_of_deberta(buckets, far):
         ph.RelativeContentBias(numbers, max_distance=far), Tokens.of(length), Tokens.of(length)
     )
     assert torch.equal(found[0, 0], wanted.clamp(0, 2 * buckets - 1).float())
+    shared = ph.RelativeContentBias(numbers, max_distance=far)
+    columns = shared.by_distance(numbers.device)
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        assert torch.equal(shared.by_distance(numbers.device), columns)
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 def test_some_heads_some_tokens_and_each_term_alone():

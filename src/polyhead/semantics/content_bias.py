@@ -93,8 +93,9 @@ class RelativeContentBias(
         if self.max_distance is not None:
             exact = half // 2
             # In float32 as DeBERTa does: a double would put borderline distances elsewhere.
-            grown = torch.log(apart.abs().clamp(min=exact) / exact)
-            all_of_it = torch.log(torch.tensor((far - 1) / exact, device=device))
+            precise = torch.float32
+            grown = torch.log(apart.abs().clamp(min=exact).to(precise) / exact)
+            all_of_it = torch.log(torch.tensor((far - 1) / exact, dtype=precise, device=device))
             shared = torch.ceil(grown / all_of_it * (exact - 1)) + exact
             apart = torch.where(apart.abs() <= exact, apart, (shared * apart.sign()).long())
         return (apart + half).clamp(0, self.columns - 1)
