@@ -118,11 +118,11 @@ def encoder() -> Transformer:
     return model.eval()
 
 
-def write_decoder(folder: Path) -> Path:
+def write_decoder(folder: Path, *, context: int = CONTEXT) -> Path:
     """The decoder as a Hugging Face directory of the Llama family."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
-    for name, tensor in decoder().state_dict().items():
+    for name, tensor in decoder(context=context).state_dict().items():
         renamed = ".".join(_LLAMA.get(part, part) for part in name.split("."))
         renamed = renamed.replace("embedding.tokens", "embed_tokens")
         tensors[f"model.{renamed}"] = tensor.contiguous()
@@ -138,7 +138,7 @@ def write_decoder(folder: Path) -> Path:
         "head_dim": 8,
         "hidden_act": "silu",
         "vocab_size": VOCABULARY,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "rms_norm_eps": 1e-5,
         "rope_theta": 10000.0,
         "tie_word_embeddings": True,

@@ -111,6 +111,34 @@ def test_a_client_that_goes_away_cancels_its_request() -> None:
         assert engine.stats.output_tokens < 480
 
 
+@pytest.mark.parametrize("left", [b"", b"10\r\ndata: {"])
+def test_a_stream_that_breaks_off_between_two_events_ends_with_an_error(left: bytes) -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        routing(Router([f"http://127.0.0.1:{server.getsockname()[1]}"])) as port,
+    ):
+        client = socket.create_connection(("127.0.0.1", port), timeout=20)
+        client.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        worker, _ = server.accept()
+        worker.recv(999)
+        sent = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nb\r\ndata: {}x\n\n\r\n"
+        worker.sendall(sent + left)
+        worker.close()
+        said = b""
+        while more := client.recv(9_999):
+            said += more
+        client.close()
+    assert said.startswith(sent + left)
+    added = said[len(sent + left) :]
+    if left:
+        assert added == b""
+        return
+    size, _, rest = added.partition(b"\r\n")
+    event, end = rest[: int(size, 16)].decode(), rest[int(size, 16) :]
+    assert end == b"\r\n0\r\n\r\n"
+    assert json.loads(event.removeprefix("data: "))["error"]["code"] == "server_gone"
+
+
 @pytest.mark.parametrize(
     ("header", "status"),
     [

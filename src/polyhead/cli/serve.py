@@ -75,7 +75,7 @@ def serve(
 
     A text has the tokens that it has alone, whoever is served beside it. docs/server.md lists the
     options of requests; a browser shows the load at the server's address. SIGTERM and Ctrl-C let
-    requests finish, for 25 s.
+    requests finish, for 25 s; a second one ends them.
     """
     from polyhead.cli.models import load_served
     from polyhead.cli.terminal import console

@@ -33,7 +33,7 @@ from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
 from polyhead.serving.batches import Batch, Batches
 from polyhead.serving.budget import Budget, fitting_tokens
 from polyhead.serving.heads import RowHeads
-from polyhead.serving.requests import QueueFull, Request
+from polyhead.serving.requests import EngineEnding, QueueFull, Request
 from polyhead.serving.row import Row
 from polyhead.serving.stats import Counts, EngineStats, RequestStats
 from polyhead.serving.steps import feed, guesses_of, logits_alone, logits_of, take, take_guessed
@@ -160,7 +160,7 @@ class Engine:
             has ended already.
 
         Raises:
-            QueueFull: ``max_queue`` requests wait, or the engine is ending.
+            QueueFull: ``max_queue`` requests wait; its kind ``EngineEnding``: the engine is ending.
             InputError: An empty prompt or one too long for ``max_tokens``; an unknown adapter.
             ContextLengthError: The prompt is longer than the model's context.
             TypeError: An unknown option.
@@ -188,7 +188,7 @@ class Engine:
             )
         with self._lock:
             if self._ending:
-                raise QueueFull("the engine is ending", 10.0)
+                raise EngineEnding("the engine is ending", 10.0)
             if len(self._queue) >= self.max_queue:
                 raise QueueFull(f"{len(self._queue)} requests wait", 1.0)
             self._queue.append(row)

@@ -30,6 +30,10 @@ class QueueFull(PolyheadError):
         self.retry_after = retry_after
 
 
+class EngineEnding(QueueFull):
+    """The engine takes no more requests."""
+
+
 @dataclass(frozen=True)
 class TokenLogprobs:
     """A token that was written.

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
 from polyhead.checkpoints.json_file import parse_json
+from polyhead.serving.http.errors import server_ending
 
 MOST_BYTES = 32 << 20
 """Longest body: a text of 10 MB as JSON."""
@@ -28,6 +29,7 @@ async def read_body(
 
     Raises:
         HTTPException: 413 for too many bytes, 408 for too much time.
+        ApiError: 503 where the server ends.
     """
     too_long = HTTPException(413, f"a request holds at most {most >> 20} MiB")
     stated = request.headers.get("content-length", "0")
@@ -43,6 +45,8 @@ async def read_body(
                     raise too_long
     except TimeoutError:
         raise HTTPException(408, "the request took too long to arrive") from None
+    except asyncio.CancelledError:  # uvicorn cancels a request only where it ends
+        raise server_ending() from None
     return b"".join(chunks)
 
 

@@ -8,7 +8,9 @@ nothing of what waits for it within ``UNREAD_SECONDS``. (Bodies: ``body.py``.)
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -102,6 +104,9 @@ def configuration(app: Any, log_level: str = "warning") -> uvicorn.Config:
 class Server(uvicorn.Server):
     """uvicorn's server, which ends the models' requests before it ends their connections.
 
+    A first signal gives requests ``GRACE_SECONDS``; a second ends them at once, with an error to
+    each client. The process then ends by itself, after SIGTERM with status 0.
+
     Args:
         app: The application.
         models: What it serves.
@@ -109,11 +114,33 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Any, models: Models, log_level: str = "warning") -> None:
         super().__init__(configuration(app, log_level))
-        self._models = models
+        self._models, self._hurried = models, False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            self._hurried = True
+        else:
+            super().handle_exit(sig, frame)
+        if sig == signal.SIGTERM:
+            self._captured_signals.clear()  # uvicorn would raise it again at the end
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = asyncio.create_task(asyncio.to_thread(self._models.close, GRACE_SECONDS))
+        ending = asyncio.create_task(self._end_requests())
         await super().shutdown(sockets)
-        if self.force_exit:  # a second Ctrl-C
-            await asyncio.to_thread(self._models.close, 0.0)
         await ending
+        if self.force_exit:
+            await self.lifespan.shutdown()  # uvicorn leaves it out
+
+    async def _end_requests(self) -> None:
+        ending = asyncio.create_task(asyncio.to_thread(self._models.close, GRACE_SECONDS))
+        while not ending.done() and not self._hurried:
+            await asyncio.wait([ending], timeout=0.1)
+        if not ending.done():
+            await asyncio.to_thread(self._models.close, 0.0)
+            await asyncio.wait([asyncio.create_task(self._told())], timeout=_TELLING_SECONDS)
+            self.force_exit = True  # waits for nobody else
+        await ending
+
+    async def _told(self) -> None:
+        while self.server_state.connections:
+            await asyncio.sleep(0.05)

@@ -73,6 +73,11 @@ def refused(param: str, message: str, code: str | None = None) -> ApiError:
     return ApiError(400, message, param=param, code=code)
 
 
+def server_ending() -> ApiError:
+    """What a request is told that the server does not wait for."""
+    return ApiError(503, "the server is ending", code="shutting_down", retry_after=10)
+
+
 def api_error(error: Exception) -> ApiError:
     """What became of a request, from the exception that ended it."""
     if isinstance(error, ApiError):

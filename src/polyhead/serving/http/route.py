@@ -3,7 +3,8 @@
 Servers are ranked for each beginning of a prompt (rendezvous hashing, Thaler and Ravishankar 1998),
 so requests that begin alike meet the pages of their prefix, and where a server is added or fails
 only its own share moves. Bytes of an answer pass as they come; a server that gives none is passed
-over for a while. Keys, hosts and errors are the servers' own business.
+over for a while, and a stream that breaks off between two events ends with an error. Keys, hosts
+and other errors are the servers' own business.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ MOST_HELD = 16 * MOST_BYTES
 """Bytes of requests that wait for their answers."""
 _CONNECT_SECONDS = 3.0
 _HEAD_BYTES = 16 << 10
+_EVENT = b"\n\n\r\n"
+"""How a chunk ends that is an event; no whole answer ends so."""
 _OF_CONNECTIONS = (b"connection", b"expect", b"keep-alive")
 
 
@@ -157,14 +160,18 @@ async def _gone(client: asyncio.StreamReader) -> None:
 
 async def _pass(answer: asyncio.StreamReader, client: asyncio.StreamWriter) -> bool:
     """Passes an answer back as it comes; whether there was one."""
-    begun = False
+    end = b""
     with suppress(ConnectionError):
         while part := await answer.read(1 << 16):
-            begun = True
+            end = (end + part)[-len(_EVENT) :]
             client.write(part)
             async with asyncio.timeout(UNREAD_SECONDS):
                 await client.drain()
-    return begun
+    if end == _EVENT:
+        gone = ApiError(502, "the server ended before its answer did", code="server_gone")
+        event = f"data: {json.dumps(gone.body())}\n\n"
+        client.write(f"{len(event):x}\r\n{event}\r\n0\r\n\r\n".encode())
+    return bool(end)
 
 
 async def route(router: Router, host: str, port: int) -> asyncio.Server:

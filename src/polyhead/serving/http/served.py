@@ -14,7 +14,7 @@ from polyhead.errors import InputError
 from polyhead.generation import LanguageModel, SpeechToText, TextEncoder
 from polyhead.serving.engine import Engine
 from polyhead.serving.grammars import Grammars
-from polyhead.serving.http.errors import ApiError
+from polyhead.serving.http.errors import ApiError, server_ending
 
 MOST_WAITING = 64
 """Requests that wait for an encoder or a speech model, above which further ones get 429."""
@@ -55,9 +55,7 @@ class Worker:
         except (asyncio.CancelledError, RuntimeError):
             if not self._closed:
                 raise
-            raise ApiError(
-                503, "the server is ending", code="shutting_down", retry_after=10
-            ) from None
+            raise server_ending() from None
         finally:
             self.waiting -= 1
 

@@ -12,11 +12,11 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from polyhead.serving.http.errors import ApiError, api_error
+from polyhead.serving.http.errors import ApiError, api_error, server_ending
 from polyhead.serving.http.jobs import Job
 from polyhead.serving.http.logprobs import chat_logprobs, completion_logprobs
 from polyhead.serving.http.tools import Call, CallReader
-from polyhead.serving.requests import Completion, Piece, QueueFull, Request
+from polyhead.serving.requests import Completion, EngineEnding, Piece, QueueFull, Request
 
 DONE = b"data: [DONE]\n\n"
 _log = logging.getLogger("polyhead.serving")
@@ -26,7 +26,7 @@ def submitted(job: Job) -> list[Request]:
     """A job's requests, all of them queued or none.
 
     Raises:
-        ApiError: 429 where the queue is full.
+        ApiError: 429 where the queue is full, 503 where the server ends.
         ValueError: What the engine refuses, such as more tokens than its pool holds.
     """
     assert job.served.engine is not None  # a decoder's
@@ -54,6 +54,8 @@ def submitted(job: Job) -> list[Request]:
     except BaseException as error:
         for request in found:
             request.cancel()
+        if isinstance(error, EngineEnding):
+            raise server_ending() from error
         if isinstance(error, QueueFull):
             raise ApiError(
                 429, str(error), code="queue_full", retry_after=error.retry_after
@@ -162,7 +164,7 @@ def _reason(made: Completion) -> str:
             retry=False,
         )  # fmt: skip
     if made.finish_reason == "cancelled":
-        raise ApiError(503, "the server is ending", code="shutting_down", retry_after=10)
+        raise server_ending()
     if made.error is not None:
         raise made.error
     raise ApiError(503, f"the request was ended: {made.finish_reason}", retry=False)
