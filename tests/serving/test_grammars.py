@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -58,11 +59,38 @@ def test_a_copy_begins_anew() -> None:
     assert allowed(rule, ids[:4]) == {ids[4]}
 
 
+def chain(length: int) -> dict[str, Any]:
+    """Definitions of which each refers to the next."""
+    named = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(length)}
+    return {"$ref": "#/$defs/a0", "$defs": {**named, f"a{length}": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        chain(40),
+        {"type": "number", "multipleOf": 0.01},
+        {"properties": {f"name{n}": {"type": "string"} for n in range(300)}},
+        {"anyOf": [{"type": "string", "pattern": "^(a|aa)+$"}, {"items": {"$ref": "#"}}]},
+    ],
+)
+def test_large_grammars_that_cost_little_are_compiled(schema: dict[str, Any]) -> None:
+    assert allowed(GRAMMARS.of_schema(schema), [])
+
+
 def test_grammars_that_cannot_be_are_refused() -> None:
     for schema, words in (
         ({"type": "nothing"}, "Invalid type: nothing"),
         ({"$ref": "#/x"}, "the JSON schema cannot be used"),
-        ({"enum": ["x" * 300_000]}, "at most 262,144"),
+        ({"enum": ["x" * 300_000]}, "300,014 characters, at most 131,072"),
+        ({"$ref": "#"}, "NoExtension"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}}}, "NoExtension"),
+        ({"type": "string", "pattern": "a*" * 20_000}, "40,000 characters, at most 8,192"),
+        ({"patternProperties": {"a*" * 5_000: {}}}, "10,000 characters, at most 8,192"),
+        ({"type": "string", "pattern": "a*" * 1_000}, "too many expressions"),
+        ({"type": "string", "pattern": "(" * 4_000 + ")" * 4_000}, "regex parse error"),
+        ({"type": "integer", "multipleOf": 499_979}, "too complex"),  # minutes, where ten are asked
+        (chain(3_000), "too complex"),  # deeper than a stack
     ):
         with pytest.raises(InputError, match=words):
             GRAMMARS.of_schema(schema)

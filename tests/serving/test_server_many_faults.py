@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
 from served_tiny import listening, models_of, post
 
 import polyhead as ph
@@ -57,21 +58,30 @@ def test_more_tokens_than_the_pool_holds_are_refused_by_name(port: int) -> None:
     assert text(port) == alone
 
 
+def no_memory() -> None:
+    raise MemoryError("no memory is left")
+
+
+def no_memory_for_torch() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("refuse", [no_memory, no_memory_for_torch])
 def test_memory_that_is_refused_in_a_step_ends_one_request(
-    port: int, model: ph.LanguageModel
+    refuse: Callable[[], None], port: int, model: ph.LanguageModel
 ) -> None:
     alone, refusals = text(port), [True]
 
-    def refuse(*call: Any) -> None:
+    def once(*call: Any) -> None:
         if refusals:
             refusals.pop()
-            raise MemoryError("no memory is left")
+            refuse()
 
-    hook = model.transformer.layers[0].register_forward_pre_hook(refuse)
+    hook = model.transformer.layers[0].register_forward_pre_hook(once)
     try:
         status, answer = post(port, "/v1/completions", {**ASKED, "prompt": "bcd"})
-        assert status >= 500, answer
-        assert answer["error"]["message"]
+        assert status == 503, answer
+        assert answer["error"]["message"] == "not enough memory for this request"
         assert not refusals
         assert text(port) == alone
     finally:

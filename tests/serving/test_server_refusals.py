@@ -293,6 +293,25 @@ def test_deep_schemas_are_answered_or_refused(depth: int, client: TestClient) ->
     assert len(answer.text) < 1_000
 
 
+def test_schemas_that_harm_are_refused_before_an_answer_begins(client: TestClient) -> None:
+    pytest.importorskip("llguidance")
+    named = {f"a{n}": {"$ref": f"#/$defs/a{n + 1}"} for n in range(3_000)}
+    for schema, words in (
+        ({"enum": ["x" * 1_000_000]}, "1,000,014 characters"),
+        ({"$ref": "#/$defs/a0", "$defs": named | {"a3000": True}}, "too complex"),
+        ({"$ref": "#"}, "cannot be used"),
+    ):
+        form = {"type": "json_schema", "json_schema": {"schema": schema}}
+        path, body = chat(response_format=form, stream=True)
+        answer = client.post(path, json=body)
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["param"], error["code"]) == ("response_format", "invalid_json_schema")
+        assert words in error["message"]
+    path, body = chat(max_tokens=1)
+    assert client.post(path, json=body).status_code == 200
+
+
 def test_more_requests_than_the_server_runs_are_refused(
     model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

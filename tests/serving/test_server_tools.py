@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from served_tiny import asking, events_of, models_of, tiny_decoder
 from starlette.testclient import TestClient
 
+from polyhead.errors import InputError
 from polyhead.serving.http.errors import ApiError
 from polyhead.serving.http.prompts import message_of
 from polyhead.serving.http.tools import Call, CallReader, Tools, tools_of
@@ -178,3 +179,10 @@ def test_a_forced_call_is_a_call(client: TestClient, choice: Any) -> None:
     assert told["index"] == 0
     assert streamed[-1]["finish_reason"] == "tool_calls"
     assert not "".join(each["delta"].get("content") or "" for each in streamed).strip()
+
+
+def test_patterns_of_a_forced_call_are_bounded() -> None:
+    parameters = {"properties": {"a": {"type": "string", "pattern": "a*" * 5_000}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    with pytest.raises(InputError, match="10,000 characters, at most 8,192"):
+        _ = Tools([tool], True, ["f"]).grammar

@@ -19,12 +19,16 @@ from torch import Tensor
 from polyhead._utils.checks import needed
 from polyhead.errors import InputError
 from polyhead.generation.decoding.rules import NEVER, Rows
+from polyhead.serving.grammar_trial import tried
 
 if TYPE_CHECKING:
     from polyhead.checkpoints import Tokenizer
 
-_MOST_CHARACTERS = 256 << 10
-"""Longest schema, as JSON."""
+_MOST_CHARACTERS = 128 << 10
+"""Longest schema as JSON, and longest grammar."""
+
+_MOST_OF_PATTERNS = 8 << 10
+"""Characters of all regular expressions of a schema: a step may take the square of them."""
 
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """How JSON is written. Without free white space a small model cannot write blanks for ever."""
@@ -54,14 +58,12 @@ class Grammars:
         """A rule that leaves only JSON of a schema, with ", " and ": " and no other white space.
 
         Raises:
-            InputError: The schema is impossible, not supported, too long or nested too deep, or
-                llguidance is not installed.
+            InputError: The schema is impossible, not supported, too long, too complex or nested too
+                deep, or llguidance is not installed.
         """
         text = json.dumps(schema)
-        if len(text) > _MOST_CHARACTERS:
-            raise InputError(
-                f"the JSON schema has {len(text):,} characters: at most {_MOST_CHARACTERS:,}"
-            )
+        _check_length("the JSON schema", len(text), _MOST_CHARACTERS)
+        check_patterns(schema)
         library = needed("llguidance", "polyhead[serve]")
         try:
             grammar = library.LLMatcher.grammar_from_json_schema(text, overrides=JSON_FORM)
@@ -75,12 +77,16 @@ class Grammars:
         Raises:
             InputError: As ``of_schema``.
         """
+        _check_length("the grammar", len(grammar), _MOST_CHARACTERS)
         library = needed("llguidance", "polyhead[serve]")
         return self._compiled(library.LLMatcher.grammar_from_lark(grammar), "the grammar")
 
     def _compiled(self, grammar: str, what: str) -> GrammarRule:
         library = needed("llguidance", "polyhead[serve]")
-        matcher = library.LLMatcher(self._library_tokenizer(), grammar, log_level=0)
+        tokenizer = self._library_tokenizer()
+        if (wrong := tried(grammar)) is not None:
+            raise InputError(f"{what} cannot be used: {_words(wrong)}")
+        matcher = library.LLMatcher(tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise InputError(f"{what} cannot be used: {_words(matcher.get_error())}")
         return GrammarRule(matcher)
@@ -178,5 +184,25 @@ class _Vocabulary:
         return found
 
 
+def check_patterns(schema: object) -> None:
+    """Raises InputError for a schema with regular expressions that are long."""
+    length, left = 0, [schema]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            pattern, names = each.get("pattern"), each.get("patternProperties")
+            length += len(pattern) if isinstance(pattern, str) else 0
+            length += sum(map(len, names)) if isinstance(names, dict) else 0
+            left += each.values()
+        elif isinstance(each, list):
+            left += each
+    _check_length("patterns of the JSON schema", length, _MOST_OF_PATTERNS)
+
+
+def _check_length(what: str, length: int, most: int) -> None:
+    if length > most:
+        raise InputError(f"{what}: {length:,} characters, at most {most:,}")
+
+
 def _words(error: object) -> str:
-    return " ".join(str(error).split())[:300]
+    return " ".join(str(error).partition("<state>")[0].split())[:300]

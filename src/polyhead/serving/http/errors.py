@@ -8,12 +8,16 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
+import torch
 from starlette.responses import JSONResponse
 
 from polyhead.errors import ContextLengthError, PolyheadError, UnsupportedError
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """Headers of every answer."""
+
+_REFUSED = "DefaultCPUAllocator: can't allocate memory"
+"""torch's words, in a RuntimeError, for memory that a CPU's system refuses."""
 
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -88,7 +92,7 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error), code="unsupported")
     if isinstance(error, PolyheadError | ValueError | TypeError):
         return ApiError(400, str(error))
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError | torch.OutOfMemoryError) or _REFUSED in str(error):
         return ApiError(503, "not enough memory for this request", retry_after=5)
     return ApiError(500, "the server failed on this request; its log says more")
 

@@ -17,7 +17,7 @@ from typing import Any
 from polyhead._utils.checks import shown
 from polyhead.checkpoints.json_file import parse_json
 from polyhead.generation.decoding.stops import StopTexts
-from polyhead.serving.grammars import JSON_FORM
+from polyhead.serving.grammars import JSON_FORM, check_patterns
 from polyhead.serving.http.errors import refused
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -56,7 +56,11 @@ class Tools:
 
     @property
     def grammar(self) -> str:
-        """A forced call in llguidance's form of Lark."""
+        """A forced call in llguidance's form of Lark.
+
+        Raises:
+            InputError: Regular expressions that are long.
+        """
         schemas = [
             self._schema(tool["function"])
             for tool in self.given
@@ -71,6 +75,7 @@ class Tools:
         """A call of a function."""
         key = "arguments" if self.marked else "parameters"
         arguments = function.get("parameters") or {"type": "object"}
+        check_patterns(arguments)
         shared = {name: arguments[name] for name in ("$defs", "definitions") if name in arguments}
         return {
             "type": "object",
