@@ -95,6 +95,8 @@ def test_means_of_bytes_and_of_seconds_stand_apart() -> None:
 def test_bytes_are_measured_in_two_turns() -> None:
     times = {name: [1.0, 2.0] for name in ("ours", "peer", "limit")}
     assert measure(by_script(times), Settings()).ours.values == (1.0, 2.0)
+    case = replace(by_script(times), turns=1)  # or in as many as the case says
+    assert measure(case, Settings()).ours.values == (1.0,)
 
 
 @pytest.mark.parametrize("wrong", [ONES + 1e-3, torch.full((4,), torch.nan), torch.ones(3)])

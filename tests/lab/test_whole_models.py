@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from polyhead.generation import LanguageModel, load
 from polyhead.lab.benchmarks import Settings, measure, sentences, serving, speech
+from polyhead.lab.benchmarks.model import MODEL, theirs
 from polyhead.lab.benchmarks.peers import MINILM, SMOLLM2, WHISPER, installed
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
@@ -42,3 +46,23 @@ def test_many_callers_get_the_texts_that_each_gets_alone() -> None:
     assert asked.ratios.keys() >= {serving.INT8, serving.OVER_HTTP}
     assert asked.processor_ratios.keys() == asked.ratios.keys()
     assert shared.ratios[serving.UNSHARED] > 1
+
+
+def test_transformers_writes_its_texts_in_the_room_of_the_load() -> None:
+    if not (installed(SMOLLM2) and installed("transformers")):
+        pytest.skip(f"{SMOLLM2} or transformers is not installed")
+    library = theirs()
+    asked: list[Any] = []
+    batch = library.generate_batch
+
+    def seen(*arguments: Any, **options: Any) -> Any:
+        asked.append(options["continuous_batching_config"])
+        return batch(*arguments, **options)
+
+    library.generate_batch = seen
+    model = load(MODEL, expect=LanguageModel)
+    prompts = [model.tokenizer.encode(text) for text in ("The capital of France is", "1, 2, 3, 4,")]
+    beside = serving.in_transformers(library, serving.Load(prompts, 6))()
+    assert [" Paris" in beside.texts[0], " 5" in beside.texts[1]] == [True, True]
+    (room,) = asked
+    assert room.page_size * room.num_blocks <= 2 * 2 * 32  # not the memory of the machine

@@ -143,7 +143,7 @@ def _turns(runs: dict[Any, Call], case: Case, settings: Settings) -> dict[Any, l
     budget, least, most = _BUDGET[settings.quick]
     least = case.turns or least
     if case.gauge not in (seconds, device_seconds):  # bytes are the same in every turn, or nearly
-        budget, least = 0.0, 2
+        budget, least = 0.0, case.turns or 2
     least, most = (settings.rounds, settings.rounds) if settings.rounds else (least, most)
     end = time.perf_counter() + budget
     turn = 0

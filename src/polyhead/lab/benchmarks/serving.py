@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pydoc_data.topics import topics
 from typing import Any
@@ -35,6 +36,8 @@ OVER_HTTP, UNSHARED = "polyhead, over HTTP", "polyhead, nothing shared"
 CHUNK, MEDIAN = "a chunk of the prompt alone", "the median token"
 _BESIDE_TRANSFORMERS = 8
 """Callers at which transformers and HTTP are measured too."""
+_PAGE, _CHUNK = 32, 256
+"""Tokens of a page and of prompts in a step, for transformers; ours are 16 and 256."""
 _ALONE = 8
 """Texts of a run that are compared with those alone, at most."""
 
@@ -102,11 +105,12 @@ def of_model(
     quick = settings.quick
     with_prompts = "with prompts", (64 if quick else 256), (8 if quick else 32)
     alone = "decoding alone", 8, (16 if quick else 64)
+    library = cache(lambda: theirs().to(dtype))
     for callers in (8,) if quick else (1, 8, 32):
         for group, tokens, new in (with_prompts, alone):
             load = Load(_prompts(text, callers, tokens), new)
             with ExitStack() as stack:
-                yield _case(f"{group}, callers:", model, int8, load, dtype, quick, stack)
+                yield _case(f"{group}, callers:", model, int8, library, load, dtype, quick, stack)
     yield _sharing(model, text, 4 if quick else 32, 256 if quick else 1000, dtype)
     yield _joining(model, text[: 1024 if quick else 7900], dtype)
 
@@ -121,12 +125,18 @@ def _case(
     group: str,
     model: LanguageModel,
     int8: LanguageModel | None,
+    library: Callable[[], Any],
     load: Load,
     dtype: torch.dtype,
     quick: bool,
     stack: ExitStack,
 ) -> Case:
-    """All callers at once; ``stack`` ends what was started for it."""
+    """All callers at once.
+
+    Args:
+        library: Gives transformers' model, which takes long to read.
+        stack: Ends what was started for it.
+    """
     callers = len(load.prompts)
     room: dict[str, Any] = {"max_tokens": callers * (load.longest + 16), "max_rows": callers}
     peers = {}
@@ -138,7 +148,7 @@ def _case(
         peers["llama.cpp"] = _contestant(lambda: Made(*llama.texts(load.prompts, load.new)))
     if callers == _BESIDE_TRANSFORMERS:
         if installed("transformers") and not quick:
-            peers["transformers"] = _contestant(in_transformers(theirs().to(dtype), load))
+            peers["transformers"] = _contestant(in_transformers(library(), load))
         if installed(HTTP):
             http = OverHttp(model, share_prefixes=False, **room)
             stack.callback(http.close)
@@ -196,6 +206,13 @@ def in_transformers(model: Any, load: Load) -> Callable[[], Made]:
     library: Any = transformers
     library.utils.logging.set_verbosity_error()
     config = library.GenerationConfig(max_new_tokens=load.new, do_sample=False, eos_token_id=-1)
+    # By default each call takes nine tenths of the free memory and writes zeros to it.
+    room = library.ContinuousBatchingConfig(
+        page_size=_PAGE,
+        num_blocks=len(load.prompts) * -(-(load.longest + 1) // _PAGE),
+        max_batch_tokens=max(_CHUNK, len(load.prompts)),
+        max_requests_per_batch=len(load.prompts),
+    )
     tokenizer = library.AutoTokenizer.from_pretrained(
         find(MODEL).path.parent, gguf_file=find(MODEL).path.name
     )
@@ -203,7 +220,10 @@ def in_transformers(model: Any, load: Load) -> Callable[[], Made]:
     def run() -> Made:
         with _Clock() as clock:
             made = model.generate_batch(
-                [[*ids] for ids in load.prompts], generation_config=config, warmup=False
+                [[*ids] for ids in load.prompts],
+                generation_config=config,
+                continuous_batching_config=room,
+                warmup=False,
             )
         return Made([tokenizer.decode(each.generated_tokens) for each in made.values()], clock.wall)
 
