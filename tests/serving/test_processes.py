@@ -136,6 +136,7 @@ def test_sigterm_lets_requests_finish_and_a_second_one_ends_the_rest(folder: Pat
         late.send_rest()
         answer = late.said()
         assert answer.startswith("HTTP/1.1 503 ")
+        assert "retry-after: 10" in answer.lower()
         assert ENDING in answer
         answer = short.said()
         assert "data: [DONE]" in answer

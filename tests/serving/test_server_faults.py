@@ -96,6 +96,42 @@ def test_a_body_that_does_not_come_is_waited_for_no_longer(port: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("part", "pause", "status"), [(1 << 20, 0.0, 413), (1, 0.05, 408)], ids=["flood", "trickle"]
+)
+def test_a_body_that_never_ends_is_refused(part: int, pause: float, status: int, port: int) -> None:
+    with connected(port) as client:
+        said, sent = b"", 0
+        client.sendall(head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked"))
+        client.setblocking(False)
+        while not said and sent < 200 << 20:
+            chunk, pieces = b"%x\r\n" % part + b"x" * part + b"\r\n", 0
+            while pieces < len(chunk) and not said:
+                with suppress(BlockingIOError):
+                    said = client.recv(100)
+                with suppress(BlockingIOError, ConnectionError):
+                    pieces += client.send(chunk[pieces:])
+            sent += part
+            time.sleep(pause)
+        assert said.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+def test_more_connections_than_a_server_has_are_closed(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST_CONNECTIONS", 2)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 60)
+    with connected(port), connected(port), connected(port) as third, suppress(ConnectionError):
+        assert third.recv(100) == b""
+
+    def answered() -> bool:
+        with suppress(ConnectionError):
+            return post(port, TEXTS, {"model": "tiny", "prompt": "a", "max_tokens": 2})[0] == 200
+        return False  # one of the first two is not closed yet
+
+    until(answered)
+
+
+@pytest.mark.parametrize(
     "beginning", [b"", b"POST /v1/", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"]
 )
 def test_a_head_that_does_not_come_ends_the_connection(beginning: bytes, port: int) -> None:
