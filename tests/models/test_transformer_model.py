@@ -15,6 +15,7 @@ from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
     FeedForwardConfig,
+    FirstRowConfig,
     InitialConfig,
     LatentAttentionConfig,
     LayerConfig,
@@ -253,10 +254,12 @@ def test_the_embedding_is_its_formula():
 
 
 def test_every_text_is_of_the_first_task_type():
-    embedding, ids = model(embedding=EmbeddingConfig(num_tasks=3)).embedding, some_ids(2, 4)
-    want = embedding.tokens.weight[ids] + embedding.tasks.weight[0]
+    rows = (FirstRowConfig(3), FirstRowConfig(5, times=2))
+    embedding, ids = model(embedding=EmbeddingConfig(first_rows=rows)).embedding, some_ids(2, 4)
+    tasks, edges = (table.weight for table in embedding.first_rows)
+    want = embedding.tokens.weight[ids] + tasks[0] + 2 * edges[0]
     torch.testing.assert_close(embedding(ids), want)
-    assert embedding.tasks.weight.shape[0] == 3
+    assert (len(tasks), len(edges)) == (3, 5)
 
 
 def test_masked_tokens_count_as_dropped():

@@ -151,6 +151,26 @@ class AudioConfig(Frontend, kind="audio"):
 
 
 @dataclass(frozen=True)
+class FirstRowConfig(Data):
+    """A table of which every token of a text adds the first row.
+
+    Its other rows are kept, and belong to what calls do not say: the task, a place on a page.
+
+    Attributes:
+        rows: Rows of the table.
+        times: How many times the row is added: LayoutLM's table of columns is read for the left
+            and for the right edge of a box.
+    """
+
+    rows: int
+    times: int = 1
+
+    def __post_init__(self) -> None:
+        check_whole("first row rows", self.rows)
+        check_whole("first row times", self.times)
+
+
+@dataclass(frozen=True)
 class EmbeddingConfig(Data):
     """Token embedding, with absolute positions and segments where the family has them.
 
@@ -160,7 +180,7 @@ class EmbeddingConfig(Data):
             OPT, BART, RoBERTa, M2M-100, XGLM). A learned table has max_positions + offset rows.
         sinusoid: How sinusoidal positions lie.
         num_segments: BERT's token types, XLM's languages.
-        num_tasks: ERNIE's task types; a text is of the first.
+        first_rows: ERNIE's task types, LayoutLM's edges of boxes, TAPAS's rows and columns.
         segments_optional: A call without segments adds none of them (XLM), not the first.
         norm: A norm over the sum (BERT, BLOOM, BART).
         norm_of: Or over the ``"tokens"`` before positions are added (Blenderbot's small decoder).
@@ -183,7 +203,7 @@ class EmbeddingConfig(Data):
     projection: EmbeddingProjectionConfig | None = None
     frontend: Frontend | None = None
     norm_of: Literal["sum", "tokens"] = "sum"
-    num_tasks: int = 0
+    first_rows: tuple[FirstRowConfig, ...] = ()
     token_dropout: TokenDropoutConfig | None = None
     segments_optional: bool = False
     prefix: int = 0
@@ -197,15 +217,14 @@ class EmbeddingConfig(Data):
         if self.position_offset and self.positions is None:
             raise ConfigError("position_offset needs positions: got positions=None")
         check_whole("num_segments", self.num_segments, least=0)
-        check_whole("num_tasks", self.num_tasks, least=0)
         check_whole("embedding prefix", self.prefix, least=0)
         check_positive("embedding scale", self.scale)
         check_share("embedding dropout", self.dropout)
         if self.frontend is not None and (
-            self.num_segments or self.num_tasks or self.projection or self.token_dropout
+            self.num_segments or self.first_rows or self.projection or self.token_dropout
         ):
             raise ConfigError(
-                "an embedding of patches or sound has no segments, tasks, projection or "
+                "an embedding of patches or sound has no segments, first_rows, projection or "
                 "token_dropout"
             )
 
@@ -233,7 +252,7 @@ class EmbeddingConfig(Data):
                 "embedding", vocab_size, dim, multiplied=False, looked_up=looked_up
             )
         rows = max_positions + self.position_offset if self.positions == "learned" else 0
-        for count in (rows, self.num_segments, self.num_tasks):
+        for count in (rows, self.num_segments, *(each.rows for each in self.first_rows)):
             if count:
                 yield ParameterGroup("embedding", 1, count * summed, multiplied=False)
         if self.prefix:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from polyhead.config import (
     EmbeddingConfig,
+    FirstRowConfig,
     HeadTransformConfig,
     LayerConfig,
     NormConfig,
@@ -87,13 +88,15 @@ def read_embedding(keys: Keys, norm: NormConfig | None, **options: Any) -> Embed
     )
 
 
-def read(keys: Keys, *, pre_norm: bool = False, num_tasks: int = 0) -> TransformerConfig:
+def read(
+    keys: Keys, *, pre_norm: bool = False, first_rows: tuple[FirstRowConfig, ...] = ()
+) -> TransformerConfig:
     sizes, norm = read_mha_sizes(keys), read_layer_norm(keys)
     return read_encoder(
         keys,
         read_layers(keys, sizes, norm, "pre" if pre_norm else "post"),
         max_positions=sizes.max_positions,
-        embedding=read_embedding(keys, None if pre_norm else norm, num_tasks=num_tasks),
+        embedding=read_embedding(keys, None if pre_norm else norm, first_rows=first_rows),
         final_norm=norm if pre_norm else None,
         **read_head(
             keys, HeadTransformConfig(None, read_activation(keys), norm=norm), pooled=(POOLER,)
@@ -103,7 +106,7 @@ def read(keys: Keys, *, pre_norm: bool = False, num_tasks: int = 0) -> Transform
 
 def read_ernie(keys: Keys) -> TransformerConfig:
     tasks = keys.size("task_type_vocab_size")
-    return read(keys, num_tasks=tasks if keys.flag("use_task_id") else 0)
+    return read(keys, first_rows=(FirstRowConfig(tasks),) if keys.flag("use_task_id") else ())
 
 
 def write(class_name: str, config: TransformerConfig) -> dict[str, Any]:
@@ -111,8 +114,8 @@ def write(class_name: str, config: TransformerConfig) -> dict[str, Any]:
 
 
 def write_ernie(config: TransformerConfig) -> dict[str, Any]:
-    tasks = config.embedding.num_tasks
-    counted = {"task_type_vocab_size": tasks} if tasks else {}
+    tasks = config.embedding.first_rows
+    counted = {"task_type_vocab_size": tasks[0].rows} if tasks else {}
     return {**write("Ernie", config), "use_task_id": bool(tasks), **counted}
 
 
@@ -201,7 +204,9 @@ FAMILIES = (
         "Ernie",
         read_ernie,
         partial(
-            table, (*LAYERS, Rule("embeddings.task_type_embeddings", "embedding.tasks")), "ernie."
+            table,
+            (*LAYERS, Rule("embeddings.task_type_embeddings", "embedding.first_rows.0")),
+            "ernie.",
         ),
         defaults={**DEFAULTS, "use_task_id": False, "task_type_vocab_size": 3},
         write=write_ernie,

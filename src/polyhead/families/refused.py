@@ -38,8 +38,6 @@ REFUSED: Mapping[str, str] = {
     "funnel": "it pools tokens between its layers, and its scores depend on relative positions",
     "convbert": "a part of its heads are convolutions whose weights depend on the text",
     "mobilebert": "its layers narrow what they read, and their norms (NoNorm) only scale and shift",
-    "layoutlm": "its tokens have boxes on a page, which calls do not take",
-    "tapas": "its tokens have rows, columns and ranks of a table, which calls do not take",
     "luke": "its entities have queries of their own beside those of words",
     "perceiver": "its layers are over learned latents, which attend to the text once",
     "neomme": "attention takes out of each result its part along the token's own value",

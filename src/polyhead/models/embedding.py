@@ -7,6 +7,8 @@ Shape letters: B batch, T tokens, E embed size.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -63,7 +65,9 @@ class Embedding(Fixed):
         elif config.positions == "sinusoidal":
             self.positions = SinusoidalPositions(summed, config.sinusoid)
         self.segments = nn.Embedding(config.num_segments, summed) if config.num_segments else None
-        self.tasks = nn.Embedding(config.num_tasks, summed) if config.num_tasks else None
+        self.first_rows = nn.ModuleList(
+            nn.Embedding(each.rows, summed) for each in config.first_rows
+        )
         normed = embed_dim if of == "raw_sum" else summed
         self.norm = None if config.norm is None else build_norm(normed, config.norm)
         prefix = nn.Parameter(torch.empty(config.prefix, embed_dim)) if config.prefix else None
@@ -155,8 +159,8 @@ class Embedding(Fixed):
         elif self.positions is not None:
             at = positions + self.config.position_offset
             x = x + self.positions(at, x.shape[1], x.dtype, x.device)
-        if self.tasks is not None:
-            x = x + self.tasks.weight[0]
+        for table, each in zip(self.first_rows, self.config.first_rows, strict=True):
+            x = x + each.times * cast(nn.Embedding, table).weight[0]
         if self.projection is not None and projection is not None and projection.of == "raw_sum":
             x = self.projection(x)
         if self.norm is not None and not first:

@@ -117,6 +117,26 @@ CASES = (
         ),
         global_tokens=(0, 3, 17),
     ),
+    Case(
+        "layoutlm",
+        {**_MHA, "max_2d_position_embeddings": 12},
+        auto="AutoModel",
+        axes=(
+            heads("MaskedLM", "SequenceClassification", "TokenClassification"),
+            *_SMOOTH[1:],
+            ({}, {"type_vocab_size": 1}, {"max_2d_position_embeddings": 1}),
+        ),
+    ),
+    Case(
+        "tapas",
+        {**_MHA, "type_vocab_sizes": [3, 7, 7, 2, 7, 7, 10]},
+        auto="AutoModel",
+        axes=(
+            heads("MaskedLM", "SequenceClassification"),
+            *_SMOOTH[1:],
+            ({}, {"type_vocab_sizes": [2, 5, 3]}),
+        ),
+    ),
     Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
     Case(
         "distilbert",
