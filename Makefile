@@ -22,7 +22,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 NPM := npm --prefix tests/types --silent --no-audit --no-fund
 TEXT := The animal didn't cross the street because it was too tired
 
-.PHONY: demo test test-all docs dist lint types format mutation sanitize arm fuzz bench clean
+.PHONY: demo test test-all test-slow test-triton docs dist lint types format mutation sanitize arm fuzz bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/polyhead look "$(TEXT)" --model smollm2
@@ -30,8 +30,13 @@ demo: $(VENV)/.demo
 test: $(VENV)/.test
 	$(PYTEST) -m "not slow"
 
-test-all: $(VENV)/.large $(VENV)/.codes
-	$(PYTEST) --timeout=3600
+# In parts: make test-slow TESTS=tests/models, and so on; make test-triton.
+test-all: test-slow test-triton
+
+test-slow: $(VENV)/.large $(VENV)/.codes
+	$(PYTEST) --timeout=3600 $(TESTS)
+
+test-triton: $(VENV)/.large
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/kernels/test_triton.py \
 		tests/kernels/test_triton_random.py tests/generation/test_repeated_launches.py
 
