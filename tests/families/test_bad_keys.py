@@ -103,6 +103,23 @@ def test_lists_of_layers_hold_what_the_family_knows(model_type: str, key: str, b
         read_config(_tiny(model_type) | {key: bad}, "config.json")
 
 
+def _refusal(values: dict[str, Any]) -> str:
+    try:
+        read_config(values, "config.json")
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("model_type", all_cases())
+def test_an_absent_key_is_of_its_type(model_type: str) -> None:
+    """A default may not go with the sizes of a tiny model, but it is no wrong value by itself."""
+    family, values = families()[model_type], _tiny(model_type)
+    for key in sorted(family.defaults.keys() & values.keys() - {"pad_token_id"}):
+        without = {name: value for name, value in values.items() if name != key}
+        assert f"{key} must be a " not in _refusal(without)
+
+
 def test_a_trained_length_of_zero_is_refused_by_name() -> None:
     rope = {"rope_type": "yarn", "rope_theta": 1e4, "original_max_position_embeddings": 0}
     with pytest.raises(ConfigError, match="original_max_position_embeddings is 0; supported is"):

@@ -332,16 +332,23 @@ def observed_choice(
 
 
 def read_attention(
-    keys: Keys, max_positions: int, *, theta: float = 10_000.0
+    keys: Keys, max_positions: int, *, theta: float = 10_000.0, value_size: int | None = None
 ) -> LatentAttentionConfig:
-    """Latent attention in DeepSeek's keys; ``theta`` is the rotary base where the file has none."""
+    """Latent attention in DeepSeek's keys.
+
+    Args:
+        keys: Of the file.
+        max_positions: Tokens that it was trained for.
+        theta: The rotary base where the file has none.
+        value_size: Features of a head's value where the file has none; None: it must have them.
+    """
     num_heads, rotated = keys.size("num_attention_heads"), keys.whole("qk_rope_head_dim")
     attention = LatentAttentionConfig(
         num_heads=num_heads,
         kv_lora_rank=keys.whole("kv_lora_rank"),
         qk_nope_head_dim=keys.whole("qk_nope_head_dim"),
         qk_rope_head_dim=rotated,
-        v_head_dim=keys.whole("v_head_dim"),
+        v_head_dim=keys.whole("v_head_dim", *(() if value_size is None else (value_size,))),
         q_lora_rank=keys.whole("q_lora_rank", None),
         bias=keys.flag("attention_bias"),
         rope=read_rope(keys, rotated, max_positions, theta=theta),

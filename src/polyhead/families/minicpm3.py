@@ -19,7 +19,8 @@ from polyhead.families.deepseek import read_attention, tensors, write_attention
 def read(keys: Keys) -> TransformerConfig:
     embed_dim, count = keys.size("hidden_size"), keys.num_layers("num_hidden_layers")
     max_positions, norm = keys.whole("max_position_embeddings"), read_rms_norm(keys)
-    attention = read_attention(keys, max_positions)
+    value_size = embed_dim // keys.size("num_attention_heads")
+    attention = read_attention(keys, max_positions, value_size=value_size)
     depth, base = keys.number("scale_depth", None), keys.whole("dim_model_base", None)
     layer = LayerConfig(
         attention,

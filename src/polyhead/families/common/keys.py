@@ -229,7 +229,7 @@ class Keys:
     def _list(
         self, key: str, kinds: tuple[type, ...], what: str, default: Any = MISSING
     ) -> list[Any]:
-        values: list[Any] = self._typed(key, default, list, what)
+        values: list[Any] = self._typed(key, default, (list, tuple), what)
         if not all(type(value) in kinds for value in values):
             raise self._wrong(key, values, what)
         return values
