@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,7 @@ from torch import nn
 
 from polyhead import native
 from polyhead.layers import FeedForward, MultiHeadAttention, RMSNorm, fused
+from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import RoPE
 from polyhead.native.dropout import Dropout, kept
 
@@ -59,6 +62,20 @@ def test_an_rms_norm_and_its_gradients(code, dtype, size):
             code, dtype, lambda x, weight, offset=offset: fused.rms_norm(x, weight, 1e-5, offset),
             exact, torch.randn(size), torch.rand(size[-1]),
         )  # fmt: skip
+
+
+@every_code
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("size", [5, 33, 64])
+def test_a_layer_norm_of_features_far_from_zero(code, dtype, size):
+    torch.manual_seed(0)
+    norm, x = LayerNorm(size, bias=True).to(dtype), (torch.randn(3, size) + 2.0).to(dtype)
+    with torch.no_grad(), native.using(code):
+        for parameter in norm.parameters():
+            parameter.copy_(torch.rand(size))
+        found, exact = norm(x), copy.deepcopy(norm).double()
+        wanted = F.layer_norm(x.double(), (size,), exact.weight, exact.bias, norm.eps)
+        torch.testing.assert_close(found.double(), wanted, atol=CLOSE[dtype], rtol=CLOSE[dtype])
 
 
 @every_code
