@@ -20,7 +20,7 @@ pytestmark = [
 CASES = all_cases()
 
 
-REFUSED = "'longrope' beyond", "'dynamic' beyond", "capacity=3"
+REFUSED = "'longrope' beyond", "'dynamic' beyond", "capacity=3", "RelativeContentBias"
 """What an option may ask for and cannot keep its bits."""
 
 
