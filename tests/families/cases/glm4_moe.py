@@ -71,10 +71,10 @@ CASES = (
         axes=(
             TIED,
             ({}, {"sliding_window": 7, "max_window_layers": 1}, {"sliding_window": None}),
-            ({}, {"attention_bias": True}, {"head_dim": 12}, {"hidden_act": "gelu"}),
+            ({}, {"attention_bias": True}, {"hidden_act": "gelu"}),
             ({}, {"n_group": 4, "topk_group": 2}, {"first_k_dense_replace": 0}),
             ({}, {"norm_topk_prob": True, "routed_scaling_factor": 1.7}),
-            ropes(8),
+            (*ropes(8), {"head_dim": 12}),  # longrope's factors are of 8 features
         ),
         gguf=GgufCase("dots1", _dots, choice_bias, {"norm_topk_prob": True}),
     ),
