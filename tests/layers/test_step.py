@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from step_layers import E, drawn_layer
 from torch import Tensor, nn
 
 import polyhead as ph
@@ -45,7 +46,6 @@ from polyhead.layers.transformer_layer import TransformerLayer
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
 )
-E = 48
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LLAMA = LayerConfig(
     AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=32, rope=RopeConfig()),
@@ -207,11 +207,7 @@ def _no_grad() -> Iterator[None]:
 
 
 def _layer(config: LayerConfig = LLAMA, dtype: torch.dtype = torch.float32) -> TransformerLayer:
-    torch.manual_seed(0)
-    layer = TransformerLayer.from_config(E, config).to(dtype).eval()
-    for parameter in layer.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.05)
-    return layer
+    return drawn_layer(config, dtype)
 
 
 def _prompted(

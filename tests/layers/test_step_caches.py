@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from step_layers import drawn_layer, drawn_tokens
 from torch import Tensor
 
 import polyhead as ph
@@ -31,7 +32,6 @@ from polyhead.layers.transformer_layer import TransformerLayer
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
 )
-E = 32
 DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 LLAMA = LayerConfig(
     AttentionConfig(num_heads=6, num_kv_heads=2, head_dim=32, rope=RopeConfig()),
@@ -61,18 +61,6 @@ def _no_grad() -> Iterator[None]:
         yield
 
 
-def _layer(config: LayerConfig = LLAMA, dtype: torch.dtype = torch.float32) -> TransformerLayer:
-    torch.manual_seed(0)
-    layer = TransformerLayer.from_config(E, config).to(dtype).eval()
-    for parameter in layer.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.05)
-    return layer
-
-
-def _tokens(batch: int, count: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.randn(batch, count, E, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
 def _bias(layer: TransformerLayer) -> ph.Bias | None:
     """What its model adds to the scores."""
     if layer.config is not T5:
@@ -98,7 +86,7 @@ def _alike(layer: TransformerLayer, cache: StoredCache, counts: list[int]) -> in
     other, taken = cache.fork(), 0
     dtype = layer.attention_norm.weight.dtype
     for seed, count in enumerate(counts):
-        x = _tokens(len(cache.lengths), count, seed, dtype)
+        x = drawn_tokens(len(cache.lengths), count, seed, dtype)
         found = _step(layer, x, cache)
         taken += found is not None
         if found is None:
@@ -137,10 +125,10 @@ CACHES: dict[str, tuple[LayerConfig, Callable[[], StoredCache]]] = {
 @pytest.mark.parametrize("name", CACHES)
 def test_every_kind_of_cache_is_read_and_written_in_place(name: str, dtype: torch.dtype) -> None:
     config, make = CACHES[name]
-    layer = _layer(config, dtype)
+    layer = drawn_layer(config, dtype)
     for batch in (1, 2):
         cache = make()
-        layer(_tokens(batch, 21, 9, dtype), mask=ph.Causal(), cache=cache)
+        layer(drawn_tokens(batch, 21, 9, dtype), mask=ph.Causal(), cache=cache)
         # Every eighth token completes a group of codes, which a step leaves to the cache.
         assert _alike(layer, cache, [1] * 12) >= (10 if "codes" in name else 12)
         cache.rollback(1)
@@ -168,10 +156,10 @@ def test_several_tokens_see_themselves_and_those_before(name: str, dtype: torch.
         "a ring of chunks": (CHUNKS, lambda: ph.RingCache(9, spare=3)),
     } | CACHES
     config, make = made[name]
-    layer = _layer(config, dtype)
+    layer = drawn_layer(config, dtype)
     for batch, counts in ((1, [3, 8, 1, 2, 4]), (2, [4, 2, 1, 3])):
         cache = make()
-        layer(_tokens(batch, 21, 9, dtype), mask=ph.Causal(), cache=cache)
+        layer(drawn_tokens(batch, 21, 9, dtype), mask=ph.Causal(), cache=cache)
         taken = _alike(layer, cache, counts)
         assert taken >= 2 if "a ring" in name or "codes" in name else taken == len(counts)
 
@@ -191,9 +179,9 @@ def test_rows_of_different_lengths_step_together(name: str, dtype: torch.dtype) 
         "dense latents": (DEEPSEEK, lambda: ph.LatentCache(32, 16, capacity=64)),
     } | CACHES
     config, make = made[name]
-    layer = _layer(config, dtype)
+    layer = drawn_layer(config, dtype)
     cache = make()
-    layer(_tokens(3, 21, 9, dtype), mask=ph.Causal(), cache=cache)
+    layer(drawn_tokens(3, 21, 9, dtype), mask=ph.Causal(), cache=cache)
     cache.rollback([0, 14, 5])
     for held in cache._contents.main.tensors:  # type: ignore[union-attr]  # what nobody sees
         held.flatten()[-32 * 2 :] = torch.nan
@@ -201,7 +189,7 @@ def test_rows_of_different_lengths_step_together(name: str, dtype: torch.dtype) 
     # What a row gets does not depend on those beside it.
     alone = cache.fork()
     alone.reorder([1])
-    x = _tokens(3, 1, 4, dtype)
+    x = drawn_tokens(3, 1, 4, dtype)
     found = _step(layer, x, cache)
     assert found is not None
     assert torch.equal(found[1:2], _by_modules(layer, x[1:2], alone))
@@ -212,10 +200,10 @@ def test_latents_are_absorbed_by_the_length_of_the_longest_row() -> None:
         num_heads=5, kv_lora_rank=64, qk_nope_head_dim=1, qk_rope_head_dim=16, v_head_dim=2
     )
     assert small.absorbed_from == 3
-    layer = _layer(replace(LLAMA, attention=small))
+    layer = drawn_layer(replace(LLAMA, attention=small))
     for lengths, native_steps in (([2, 1], 1), ([1, 0], 0)):
         cache = ph.LatentCache(64, 16, capacity=8)
-        layer(_tokens(2, 2, 0), mask=ph.Causal(), cache=cache)
+        layer(drawn_tokens(2, 2, 0), mask=ph.Causal(), cache=cache)
         cache.rollback([2 - length for length in lengths])
         assert _alike(layer, cache, [1]) == native_steps
 
@@ -223,10 +211,10 @@ def test_latents_are_absorbed_by_the_length_of_the_longest_row() -> None:
 def test_queries_without_a_temperature_go_to_the_modules() -> None:
     """Temperatures of 4096 periods are computed ahead."""
     temperature = QueryTemperatureConfig(0.3, 1, 4087)
-    layer = _layer(replace(TEMPERED, attention=replace(TEMPERED.attention, rope=None,
+    layer = drawn_layer(replace(TEMPERED, attention=replace(TEMPERED.attention, rope=None,
                                                        query_temperature=temperature)))  # fmt: skip
     cache = ph.DenseCache(capacity=64)
-    layer(_tokens(1, 5, 0), mask=ph.Causal(), cache=cache)
+    layer(drawn_tokens(1, 5, 0), mask=ph.Causal(), cache=cache)
     assert _alike(layer, cache, [1, 2, 1]) == 3
     assert _alike(layer, cache, [1, 1]) == 0
     cache.rollback(3)
@@ -236,22 +224,22 @@ def test_queries_without_a_temperature_go_to_the_modules() -> None:
     assert planned.known is not None
     planned.known = planned.known._replace(max_position=math.inf)
     with pytest.raises(ValueError, match="positions that have no temperature"):
-        _step(layer, _tokens(1, 4, 0), cache)
+        _step(layer, drawn_tokens(1, 4, 0), cache)
     assert cache.lengths == [8]
 
 
 def test_more_tokens_than_an_expert_takes_go_to_the_modules() -> None:
     mixture = MixtureConfig(FeedForwardConfig(16), 4, 2, capacity=2)
-    layer = _layer(replace(LLAMA, feed_forward=mixture))
+    layer = drawn_layer(replace(LLAMA, feed_forward=mixture))
     cache = ph.DenseCache(capacity=64)
-    layer(_tokens(2, 5, 0), mask=ph.Causal(), cache=cache)
+    layer(drawn_tokens(2, 5, 0), mask=ph.Causal(), cache=cache)
     assert _alike(layer, cache, [1, 2]) == 2
     assert _alike(layer, cache, [3]) == 0
 
 
 def test_pages_that_are_shared_are_copied_before_a_step_writes() -> None:
-    layer, cache = _layer(), ph.PagedCache(4)
-    layer(_tokens(1, 6, 0), mask=ph.Causal(), cache=cache)
+    layer, cache = drawn_layer(LLAMA), ph.PagedCache(4)
+    layer(drawn_tokens(1, 6, 0), mask=ph.Causal(), cache=cache)
     cache.reorder([0, 0])
     first = cache.fork()
     before = [x.clone() for x in first.source().gather()]
@@ -261,13 +249,13 @@ def test_pages_that_are_shared_are_copied_before_a_step_writes() -> None:
 
 
 def test_what_a_step_cannot_write_is_taken_back() -> None:
-    layer, cache = _layer(), ph.PagedCache(4)
-    layer(_tokens(1, 7, 0), mask=ph.Causal(), cache=cache)
-    assert _step(layer, _tokens(1, 1, 0), cache) is not None
+    layer, cache = drawn_layer(LLAMA), ph.PagedCache(4)
+    layer(drawn_tokens(1, 7, 0), mask=ph.Causal(), cache=cache)
+    assert _step(layer, drawn_tokens(1, 1, 0), cache) is not None
     storage = layer.feed_forward.up_proj.weight.untyped_storage()
     storage.resize_(storage.nbytes() // 2)
     with pytest.raises(ValueError, match=r"storage of \w+ holds|was it resized"):
-        layer(_tokens(1, 1, 1), mask=ph.Causal(), cache=cache)
+        layer(drawn_tokens(1, 1, 1), mask=ph.Causal(), cache=cache)
     storage.resize_(storage.nbytes() * 2)
     pages = cache._contents.main  # type: ignore[union-attr]  # a page taken in vain is given back
     assert len(pages.table[0]) == 1 + (cache.length - 1) // 4
@@ -275,7 +263,7 @@ def test_what_a_step_cannot_write_is_taken_back() -> None:
 
 @pytest.mark.parametrize("prompt", [1, 2, 3, 4])
 def test_first_tokens_of_a_cache_with_codes_fill_the_exact_ones_first(prompt: int) -> None:
-    layer = _layer()
+    layer = drawn_layer(LLAMA)
     cache = ph.QuantizedCache(group=8, recent=6, sink_tokens=3, capacity=64)
-    _by_modules(layer, _tokens(2, prompt, 9), cache)
+    _by_modules(layer, drawn_tokens(2, prompt, 9), cache)
     assert _alike(layer, cache, [1] * 16)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from step_layers import E, drawn_layer, drawn_tokens
 from torch import Tensor
 
 import polyhead as ph
@@ -30,7 +31,6 @@ from polyhead.layers.transformer_layer import TransformerLayer
 pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
 )
-E = 48
 BOUNDS = BlockBoundsConfig(size=4, top_k=3)
 QUEST = LayerConfig(
     SelectiveAttentionConfig(6, 2, 32, rope=RopeConfig(), selector=BOUNDS),
@@ -62,23 +62,10 @@ def _no_grad() -> Iterator[None]:
         yield
 
 
-def _layer(config: LayerConfig = QUEST, dtype: torch.dtype = torch.float32) -> TransformerLayer:
-    torch.manual_seed(0)
-    layer = TransformerLayer.from_config(E, config).to(dtype).eval()
-    for parameter in layer.parameters():
-        parameter.add_(torch.randn_like(parameter) * 0.05)
-    return layer
-
-
-def _tokens(batch: int, count: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(batch, count, E, generator=generator).to(dtype)
-
-
 def _prompted(layer: TransformerLayer, batch: int, count: int = 10, **options: Any) -> LayerCache:
     cache = LayerCache(layer.config.attention.memories, capacity=64, **options)
     dtype = next(layer.parameters()).dtype
-    layer(_tokens(batch, count, 7, dtype), mask=ph.Causal(), cache=cache)
+    layer(drawn_tokens(batch, count, 7, dtype), mask=ph.Causal(), cache=cache)
     return cache
 
 
@@ -105,11 +92,11 @@ def test_a_step_chooses_what_the_modules_choose(
     code: native.Code, name: str, dtype: torch.dtype
 ) -> None:
     with native.using(code):
-        layer = _layer(LAYERS[name], dtype)
+        layer = drawn_layer(LAYERS[name], dtype)
         cache = _prompted(layer, 2)
         other = cache.fork()
         for seed in range(14):  # blocks are completed, and there are more than a query chooses
-            x = _tokens(2, 1, seed, dtype)
+            x = drawn_tokens(2, 1, seed, dtype)
             found = _step(layer, x, cache)
             assert found is not None
             assert torch.equal(found, _by_modules(layer, x, other))
@@ -119,8 +106,8 @@ def test_a_step_chooses_what_the_modules_choose(
 
 def test_what_a_step_does_not_choose_changes_nothing() -> None:
     """Keys of a block that is not chosen do not reach the result; those of a chosen one do."""
-    layer = _layer()
-    cache, x = _prompted(layer, 1, 40), _tokens(1, 1, 3)
+    layer = drawn_layer(QUEST)
+    cache, x = _prompted(layer, 1, 40), drawn_tokens(1, 1, 3)
     wanted = _step(layer, x, cache.fork())
     assert wanted is not None
     changed = []
@@ -137,18 +124,18 @@ def test_what_a_step_does_not_choose_changes_nothing() -> None:
 
 
 def test_entries_follow_rollbacks_and_forks() -> None:
-    layer = _layer()
+    layer = drawn_layer(QUEST)
     cache = _prompted(layer, 2, 14)
     for seed in range(9):
-        assert _step(layer, _tokens(2, 1, seed), cache) is not None
+        assert _step(layer, drawn_tokens(2, 1, seed), cache) is not None
     fork = cache.fork()
     for each in (cache, fork):
         each.rollback(6)
     other = _prompted(layer, 2, 14)
     for seed in (0, 1, 2, 20, 21, 22, 23, 24):
-        _by_modules(layer, _tokens(2, 1, seed), other)
+        _by_modules(layer, drawn_tokens(2, 1, seed), other)
         if seed >= 20:
-            assert _step(layer, _tokens(2, 1, seed), cache) is not None
+            assert _step(layer, drawn_tokens(2, 1, seed), cache) is not None
     assert _same(cache, other)
     assert fork.lengths == [17, 17]
 
@@ -165,13 +152,13 @@ def test_modules_choose_where_a_step_does_not(case: str) -> None:
         "each head for itself": replace(BOUNDS, shared=False),
         "block means": BlockMeansConfig(size=4, top_k=3),
     }.get(case, BOUNDS)
-    layer = _layer(replace(QUEST, attention=replace(QUEST.attention, selector=selector)))
+    layer = drawn_layer(replace(QUEST, attention=replace(QUEST.attention, selector=selector)))
     options: dict[str, Any] = {
         "pages": {"layout": Paged(4)},
         "codes": {"quantized": ph.caches.Quantized()},
     }.get(case, {})
     cache = _prompted(layer, 2, **options)
-    x = _tokens(2, 3 if case == "several tokens" else 1, 1)
+    x = drawn_tokens(2, 3 if case == "several tokens" else 1, 1)
     if case == "rows of different lengths":
         cache.rollback([1, 0])
     if case == "no tokens":

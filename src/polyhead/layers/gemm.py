@@ -29,19 +29,19 @@ def code_for(x: Tensor) -> Code | None:
 def code_for_few_rows(x: Tensor) -> Code | None:
     """The same for as many rows as a native decoding step takes."""
     code = code_for(x)
-    return code if code is None or _is_of_a_step(x) else None
+    return code if code is None or _has_few_rows(x) else None
 
 
 def code_for_gemm(x: Tensor) -> Code | None:
     """The same for any number of rows where a product is not slower than torch's."""
     code = code_for(x)
-    return code if code is None or _is_of_a_step(x) or x.dtype in code.dtypes else None
+    return code if code is None or _has_few_rows(x) or x.dtype in code.dtypes else None
 
 
 def code_for_quantized_gemm(x: Tensor) -> Code | None:
     """The same for weights in blocks, which native code unpacks once for all rows."""
     code = code_for(x)
-    return code if code is None or _is_of_a_step(x) or x.dtype in code.block_dtypes else None
+    return code if code is None or _has_few_rows(x) or x.dtype in code.block_dtypes else None
 
 
 def as_rows(x: Tensor) -> Tensor:
@@ -50,5 +50,5 @@ def as_rows(x: Tensor) -> Tensor:
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 
-def _is_of_a_step(x: Tensor) -> bool:
+def _has_few_rows(x: Tensor) -> bool:
     return batch_invariant.is_enabled() or x.numel() <= MAX_STEP_ROWS * x.shape[-1]
