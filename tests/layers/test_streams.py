@@ -1,4 +1,4 @@
-"""Several residual streams: AltUp and turns by formula, what works with them, what is refused."""
+"""Several residual streams: AltUp and cycles by formula, what works with them, what is refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import polyhead as ph
 from polyhead.config import (
     AltUpConfig,
     AttentionConfig,
+    CyclesConfig,
     FeedForwardConfig,
     LayerConfig,
     NormConfig,
@@ -20,7 +21,6 @@ from polyhead.config import (
     PerLayerInputConfig,
     RopeConfig,
     TransformerConfig,
-    TurnsConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.interpret.circuits import HeadCircuits
@@ -192,7 +192,7 @@ def test_two_stacks_take_turns_over_two_states():
     plain = LayerConfig(HEADS, FeedForwardConfig(40))
     first, last = (
         [
-            replace(plain, streams=TurnsConfig(2, state, starts, not starts, norm=norm))
+            replace(plain, streams=CyclesConfig(2, state, starts, not starts, norm=norm))
             for starts in (True, False)
         ]
         for state in (1, 0)
@@ -226,9 +226,9 @@ def test_two_stacks_take_turns_over_two_states():
         cache = mine.new_cache()
         steps = [mine(part, cache=cache) for part in tokens.split([5, 1, 6], dim=1)]
         torch.testing.assert_close(torch.cat(steps, dim=1), mine(tokens), atol=1e-5, rtol=1e-5)
-    with pytest.raises(UnsupportedError, match="Turns"):
+    with pytest.raises(UnsupportedError, match="Cycles"):
         check_classes(mine, "context")
-    with pytest.raises(ConfigError, match="turns are over 2 states"):
-        TurnsConfig(3)
+    with pytest.raises(ConfigError, match="cycles are over 2 states"):
+        CyclesConfig(3)
     with pytest.raises(ConfigError, match="layers must have the same streams"):
-        model(first[0], replace(first[1], streams=TurnsConfig(norm=replace(norm, eps=0.2))))
+        model(first[0], replace(first[1], streams=CyclesConfig(norm=replace(norm, eps=0.2))))

@@ -20,10 +20,10 @@ from polyhead import native
 from polyhead.config import (
     AltUpConfig,
     BlockMeansConfig,
+    CyclesConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
     TransformerConfig,
-    TurnsConfig,
 )
 from polyhead.layers import (
     AttentionConfig,
@@ -215,8 +215,8 @@ LAYERS = {
         LayerConfig(heads(), GATED, shortcut=IdentityMixtureConfig(FeedForwardConfig(16), 4, 2)),
         second=LayerConfig(heads(), GATED, joins_shortcut=True),
     ),
-    "turns": Case(
-        LayerConfig(heads(), NARROW, streams=TurnsConfig(starts=True, ends=True)), share=0.6
+    "cycles": Case(
+        LayerConfig(heads(), NARROW, streams=CyclesConfig(starts=True, ends=True)), share=0.6
     ),
     "hyper-connections": Case(
         LayerConfig(heads(), NARROW, streams=HyperConnectionsConfig()), share=0.4

@@ -12,6 +12,7 @@ from polyhead.config.attention import (
 from polyhead.config.block_sums import BlockSumsAttentionConfig
 from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
+from polyhead.config.cycles import CyclesConfig
 from polyhead.config.data import Data
 from polyhead.config.dense_and_experts import DenseAndExpertsConfig
 from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
@@ -66,7 +67,6 @@ from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionCo
 from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
-from polyhead.config.turns import TurnsConfig
 
 __all__ = [
     "ALiBiConfig",
@@ -81,6 +81,7 @@ __all__ = [
     "CallCost",
     "ConvolutionConfig",
     "CrossLayerAttentionConfig",
+    "CyclesConfig",
     "Data",
     "DenseAndExpertsConfig",
     "DifferentialAttentionConfig",
@@ -146,6 +147,5 @@ __all__ = [
     "TaskHeadConfig",
     "TokenDropoutConfig",
     "TransformerConfig",
-    "TurnsConfig",
     "first_lambda",
 ]

@@ -31,7 +31,7 @@ class StreamsConfig(OneOfSeveral, ABC):
     where: ClassVar[Mapping[str, str]] = {
         "altup": "polyhead.config.streams",
         "hyper_connections": "polyhead.config.hyper_connections",
-        "turns": "polyhead.config.turns",
+        "cycles": "polyhead.config.cycles",
     }
     around_layer: ClassVar[bool]
     """Whether a layer reads the streams once; else each of its parts does."""

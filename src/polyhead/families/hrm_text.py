@@ -1,7 +1,7 @@
 """HRM-Text (Sapient 2026): two stacks of Llama's layers take turns over two states, with gates
 of the heads and norms without weights. Its keys of config.json.
 
-The layers of a model are those of all turns, in order. transformers trains only the last turns
+The layers of a model are those of all cycles, in order. transformers trains only the last cycles
 (``L_bp_cycles``), this package all. Instructions that see themselves in both directions
 (``prefix_lm``) are named by a call of transformers; without that, as here, every token sees those
 before it.
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyhead.config import (
+    CyclesConfig,
     EmbeddingConfig,
     GatedAttentionConfig,
     LayerConfig,
     NormConfig,
     TransformerConfig,
-    TurnsConfig,
 )
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
@@ -34,7 +34,7 @@ _SLOW, _FAST = 0, 1
 
 def read(keys: Keys) -> TransformerConfig:
     sizes, head_dim = read_mha_sizes(keys), keys.size("head_dim")
-    stack, slow, fast = _turns(keys, sizes.num_layers)
+    stack, slow, fast = _cycles(keys, sizes.num_layers)
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"), weight=False)
     rope, biased = read_rope(keys, head_dim, sizes.max_positions), keys.flag("attention_bias")
     heads = sizes.num_heads
@@ -51,8 +51,8 @@ def read(keys: Keys) -> TransformerConfig:
     layers, weights_of = [], []
     for state in ([_FAST] * fast + [_SLOW]) * slow:
         for i in range(stack):
-            turns = TurnsConfig(2, state, starts=i == 0, ends=i == stack - 1, norm=norm)
-            layers.append(LayerConfig(attention, network, norm, streams=turns))
+            cycles = CyclesConfig(2, state, starts=i == 0, ends=i == stack - 1, norm=norm)
+            layers.append(LayerConfig(attention, network, norm, streams=cycles))
             weights_of.append(i + (fast * stack if state == _SLOW else 0))
     scale = keys.number("embedding_scale", None)
     return read_decoder(
@@ -67,31 +67,31 @@ def read(keys: Keys) -> TransformerConfig:
     )
 
 
-def _turns(keys: Keys, num_layers: int) -> tuple[int, int, int]:
-    """Layers of a stack, turns of the slow one, and turns of the fast one before each.
+def _cycles(keys: Keys, num_layers: int) -> tuple[int, int, int]:
+    """Layers of a stack, cycles of the slow one, and cycles of the fast one before each.
 
-    Files before transformers counted the layers of all turns state those of one stack.
+    Files before transformers counted the layers of all cycles state those of one stack.
     """
     slow, fast = keys.size("H_cycles"), keys.size("L_cycles")
     stack = keys.size("num_layers_per_stack", None)
     wanted = (num_layers if stack is None else stack) * slow * (fast + 1)
     if stack is not None and wanted != num_layers:
-        raise keys.refused("num_hidden_layers", num_layers, f"{wanted}, the layers of all turns")
+        raise keys.refused("num_hidden_layers", num_layers, f"{wanted}, the layers of all cycles")
     if wanted > _MOST:
-        raise keys.refused("H_cycles", slow, f"so many that all turns have {_MOST} layers at most")
+        raise keys.refused("H_cycles", slow, f"so many that all cycles have {_MOST} layers at most")
     return stack or num_layers, slow, fast
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
     found = [layer.streams for layer in config.layers]
-    turns = [each for each in found if isinstance(each, TurnsConfig)]
-    slow = sum(each.computes == _SLOW and each.starts for each in turns)
-    if not slow or len(turns) != len(found):
+    cycles = [each for each in found if isinstance(each, CyclesConfig)]
+    slow = sum(each.computes == _SLOW and each.starts for each in cycles)
+    if not slow or len(cycles) != len(found):
         raise ConfigError("in this family two stacks of layers take turns over two states")
     return {
         "H_cycles": slow,
-        "L_cycles": sum(each.computes == _FAST and each.starts for each in turns) // slow,
-        "num_layers_per_stack": sum(each.computes == _SLOW for each in turns) // slow,
+        "L_cycles": sum(each.computes == _FAST and each.starts for each in cycles) // slow,
+        "num_layers_per_stack": sum(each.computes == _SLOW for each in cycles) // slow,
         "embedding_scale": config.embedding.scale,
     }
 

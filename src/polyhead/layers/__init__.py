@@ -9,6 +9,7 @@ from polyhead.config import (
     AttentionConfig,
     BlockSumsAttentionConfig,
     CrossLayerAttentionConfig,
+    CyclesConfig,
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
     DisentangledAttentionConfig,
@@ -43,11 +44,11 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
-    TurnsConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
+from polyhead.layers.cycles import Cycles
 from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.disentangled_attention import DisentangledAttention
@@ -79,7 +80,6 @@ from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.transformer_layer import TransformerLayer
-from polyhead.layers.turns import Turns
 
 __all__ = [
     "AttentionConfig",
@@ -89,6 +89,8 @@ __all__ = [
     "BlockSumsAttentionConfig",
     "CrossLayerAttention",
     "CrossLayerAttentionConfig",
+    "Cycles",
+    "CyclesConfig",
     "DenseAndExperts",
     "DenseAndExpertsConfig",
     "DifferentialAttention",
@@ -161,7 +163,5 @@ __all__ = [
     "SubNormFeedForward",
     "SubNormFeedForwardConfig",
     "TransformerLayer",
-    "Turns",
-    "TurnsConfig",
     "build_norm",
 ]

@@ -17,7 +17,7 @@ from polyhead.layers.registry import register_builder
 
 
 class IdentityExperts(Experts):
-    """``Experts`` and, behind them, those that are nothing but their weight; its arguments."""
+    """``Experts``, some of which give back their input times their weight; its arguments."""
 
     config: IdentityMixtureConfig
 

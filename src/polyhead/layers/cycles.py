@@ -4,7 +4,7 @@
 
 with h at first the embedding, l a stored vector, and h at last what is given. Wang et al. 2025,
 "Hierarchical Reasoning Model" (arXiv 2506.21734); HRM-Text (Sapient 2026). A layer that computes in
-several turns has as many places in a model, with one set of weights (``weights_of``) and keys of
+several cycles has as many places in a model, with one set of weights (``weights_of``) and keys of
 each turn.
 
 Shape letters: B batch, T tokens, E embed size.
@@ -15,12 +15,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from polyhead.config import TurnsConfig
+from polyhead.config import CyclesConfig
 from polyhead.layers.norms import build_norm
 from polyhead.layers.streams import StreamEnds, StreamMixer, register_streams
 
 
-class Turns(StreamMixer):
+class Cycles(StreamMixer):
     """Gives a layer its state ``[B, T, E]`` of ``[B, T, 2, E]``, and puts it back; see the module.
 
     Args:
@@ -28,7 +28,7 @@ class Turns(StreamMixer):
         config: Which state, and where in its turn the layer is.
     """
 
-    def __init__(self, embed_dim: int, config: TurnsConfig) -> None:
+    def __init__(self, embed_dim: int, config: CyclesConfig) -> None:
         super().__init__()
         self.config = config
         self.norm = build_norm(embed_dim, config.norm)
@@ -45,7 +45,7 @@ class Turns(StreamMixer):
         return torch.stack(both, dim=2)
 
 
-class TurnsEnds(StreamEnds):
+class CyclesEnds(StreamEnds):
     """The embedding and the first fast state to both; of both the slow one.
 
     Args:
@@ -58,7 +58,7 @@ class TurnsEnds(StreamEnds):
 
     fast: Tensor
 
-    def __init__(self, embed_dim: int, config: TurnsConfig) -> None:
+    def __init__(self, embed_dim: int, config: CyclesConfig) -> None:
         super().__init__()
         self.register_buffer("fast", torch.zeros(embed_dim))
 
@@ -69,4 +69,4 @@ class TurnsEnds(StreamEnds):
         return streams[..., 0, :]
 
 
-register_streams(TurnsConfig, Turns, TurnsEnds)
+register_streams(CyclesConfig, Cycles, CyclesEnds)

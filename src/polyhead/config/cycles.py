@@ -14,7 +14,7 @@ from polyhead.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class TurnsConfig(StreamsConfig, kind="turns"):
+class CyclesConfig(StreamsConfig, kind="cycles"):
     """A slow state and a fast one, which two stacks of layers compute in turn (HRM, Wang et al.
     2025, arXiv 2506.21734; HRM-Text).
 
@@ -39,12 +39,12 @@ class TurnsConfig(StreamsConfig, kind="turns"):
         check_whole("computes", self.computes, least=0)
         if self.count != 2 or self.computes > 1 or self.norm.weight:
             raise ConfigError(
-                "turns are over 2 states, of which a layer computes 0 or 1, with a norm without a "
+                "cycles are over 2 states, of which a layer computes 0 or 1, with a norm without a "
                 f"weight: got count={self.count}, computes={self.computes}, norm={self.norm}"
             )
 
     @property
-    def between(self) -> TurnsConfig:
+    def between(self) -> CyclesConfig:
         return replace(self, computes=0, starts=False, ends=False)
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
