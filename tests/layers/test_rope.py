@@ -270,3 +270,21 @@ def test_a_configuration_cannot_be_assigned_to_tables_made_of_another():
         rope.config = RopeConfig(theta=7.0)
     assert rope.config == RopeConfig(theta=100.0)
     assert torch.equal(rope.apply(x), before)
+
+
+@pytest.mark.parametrize("type", ["default", "dynamic"])
+@pytest.mark.parametrize("start", [0, 5, 77, 300])
+def test_rows_of_different_lengths_are_rotated_as_rows_of_equal_length(
+    type: str, start: int
+) -> None:
+    scaling = {} if type == "default" else {"factor": 2.0, "original_max_positions": 64}
+    rope = RoPE(type=type, **scaling)
+    x = torch.zeros(2, 1, 4, 48)
+    several = rope.tables_at(x, [start, 300], 1, 48)
+    packed = rope.tables_at(x, [start, 300], [1, 1], 48)
+    for a, b, alone in zip(several, packed, rope.tables_at(x, 300, 1, 48), strict=True):
+        assert torch.equal(a[1].flatten(), alone.flatten())
+        assert torch.equal(a.flatten(), b.flatten())
+    if type == "default":  # else the longest row's frequencies are everyone's
+        for a, alone in zip(several, RoPE().tables_at(x, start, 1, 48), strict=True):
+            assert torch.equal(a[0].flatten(), alone.flatten())

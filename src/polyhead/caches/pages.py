@@ -107,9 +107,11 @@ class Pages(Memory):
         """
         rows = enumerate(zip(self.stops, counts, strict=True))
         new = {row: range(stop, stop + count) for row, (stop, count) in rows}
-        if not self.pool.begin_writing(self._taken(new)):
+        taken = self._taken(new)
+        if not self.pool.begin_writing(taken):
             return False
-        self._own(new)
+        if taken:
+            self._own(new)
         self.count(None, counts)
         return True
 
@@ -119,13 +121,16 @@ class Pages(Memory):
 
     def _taken(self, new: Mapping[int, range]) -> int:
         """Pages that ``_own`` takes."""
-        fresh, begun = 0, Counter[int]()
+        fresh, shared = 0, Counter[int]()
+        size, references = self.pool.page, self.pool.references
         for row, units in new.items():
-            fresh += max(0, self.store.pages(units.stop) - len(self.table[row]))
-            if units.start % self.pool.page:
-                begun[self.table[row][-1]] += 1
+            pages = self.table[row]
+            if units.stop > len(pages) * size:
+                fresh += self.store.pages(units.stop) - len(pages)
+            if units.start % size and references[pages[-1]] > 1:
+                shared[pages[-1]] += 1
         # The last row of all that point to a page keeps it.
-        return fresh + sum(min(n, self.pool.references[page] - 1) for page, n in begun.items())
+        return fresh + sum(min(n, references[page] - 1) for page, n in shared.items())
 
     def _own(self, new: Mapping[int, range]) -> None:
         """Pages for units of some rows that no other sequence uses."""
@@ -164,7 +169,9 @@ class Pages(Memory):
             index = torch.tensor(rows, dtype=torch.int64, device="cpu")
             if self.device.type == "cuda":
                 index = index.pin_memory()  # else the copy would wait for the device
-            self._index = index.to(self.device, non_blocking=True)
+            if self.device.type != "cpu":
+                index = index.to(self.device, non_blocking=True)
+            self._index = index
         return self._index
 
     def spans(self, first: int, stop: int) -> list[Span]:

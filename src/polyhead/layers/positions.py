@@ -180,7 +180,8 @@ class RoPE:
         else:
             new = torch.arange(count, device="cpu")
             positions = torch.tensor(starts, device="cpu")[:, None] + new
-        rotation = self._computed(positions, head_dim, x.dtype)
+        table = self._looked_up(0, int(positions.max()) + 1, head_dim, x.dtype, x.device)
+        rotation = _Rotation(table.cos[positions], table.sin[positions])
         self._last = key, rotation
         return rotation
 

@@ -117,10 +117,10 @@ class Sampler:
             ValueError: no logit is finite, or one is NaN: nothing can be drawn from them.
         """
         if self.generator is None:
-            token = int(logits.argmax())
-            if not torch.isfinite(logits[token]):
+            largest, token = logits.max(dim=0)
+            if not math.isfinite(float(largest)):
                 raise ValueError(NO_TOKEN)
-            return token
+            return int(token)
         probabilities = self.probabilities(logits)
         return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
