@@ -67,28 +67,61 @@ template <class B> inline VecInt quad_dots(VecInt sum, VecInt codes, int32_t x) 
 // Numbers of a panel for a unit: words of codes, scales of each half that has one, minima.
 template <class B> constexpr int int8_unit_numbers() { return (8 + (Whole<B>::kHalved ? 2 : 1) + (Whole<B>::kMinimum ? 1 : 0)) * W; }
 
-// Rows [n, n + count) of a weight as a panel; lanes beyond are zeros.
+// Words of W rows of a unit's codes, turned: to[i · W + r] is word i of row r.
+inline void turn_codes(const Bytes* rows, float* to) {
+#if PH_WIDTH == 16
+    VecInt a[8], b[8];
+    PH_UNROLL(4) for (int i = 0; i < 4; ++i) {  // words 0 to 3 and 4 to 7 of four rows
+        const VecInt x = load_any<VecInt>(rows + 4 * i), y = load_any<VecInt>(rows + 4 * i + 2);
+        a[i] = __builtin_shufflevector(x, y, 0, 8, 16, 24, 1, 9, 17, 25, 2, 10, 18, 26, 3, 11, 19, 27);
+        a[4 + i] = __builtin_shufflevector(x, y, 4, 12, 20, 28, 5, 13, 21, 29, 6, 14, 22, 30, 7, 15, 23, 31);
+    }
+    PH_UNROLL(4) for (int i = 0; i < 4; ++i) {  // two words of eight rows, of the first and the last eight
+        const VecInt x = a[2 * i], y = a[2 * i + 1];
+        b[2 * i] = __builtin_shufflevector(x, y, 0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        b[2 * i + 1] = __builtin_shufflevector(x, y, 8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
+    }
+    PH_UNROLL(4) for (int i = 0; i < 4; ++i) {
+        const VecInt x = b[i / 2 * 4 + i % 2], y = b[i / 2 * 4 + i % 2 + 2];
+        const VecInt first = __builtin_shufflevector(x, y, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23);
+        const VecInt second = __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+        __builtin_memcpy(to + 2 * i * W, &first, sizeof first), __builtin_memcpy(to + (2 * i + 1) * W, &second, sizeof second);
+    }
+#else
+    for (int r = 0; r < W; ++r)
+        PH_UNROLL(8) for (int i = 0; i < 8; ++i) __builtin_memcpy(to + i * W + r, (const char*)(rows + r) + 4 * i, 4);
+#endif
+}
+
+template <class B, size_t... R> inline std::array<Whole<B>, W> wholes_at(const uint8_t* w, const int64_t* rows, const float* halves, std::index_sequence<R...>) {
+    return {whole_at<B, W>(w + rows[R], halves, R)...};
+}
+
+// Rows [n, n + count) of a weight as a panel; lanes beyond repeat the last.
 template <class B> void int8_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t units, float* panel) {
     constexpr int kUnits = B::kNumbers / kUnit, kNumbers = int8_unit_numbers<B>(), kScales = Whole<B>::kHalved ? 2 : 1;
-    if (count < W) __builtin_memset(panel, 0, units * kNumbers * sizeof(float));
-    for (int64_t r = 0; r < count; ++r) {
-        const uint8_t* w = (const uint8_t*)f.weight + (n + r) * f.row_bytes;
-        float* to = panel + r;
-        for (int64_t u = 0; u < units; u += kUnits, w += B::kBytes) {
-            float halves[2];
-            halves_of<B::kHalves, 1>(w, 0, halves);
-            const Whole<B> block = whole_at<B, 1>(w, halves, 0);
-            for (int j = 0; j < kUnits; ++j, to += kNumbers) {
-                Bytes codes = block.codes(j);
+    const uint8_t* w = (const uint8_t*)f.weight + n * f.row_bytes;
+    const uint8_t* ahead = w + W * f.row_bytes;  // of the next panel
+    int64_t rows[W];
+    for (int r = 0; r < W; ++r) rows[r] = (r < count ? r : count - 1) * f.row_bytes;
+    for (int64_t u = 0; u < units; u += kUnits, w += B::kBytes, ahead += W * B::kBytes) {
+        for (int i = 0; i < W * B::kBytes; i += 64) __builtin_prefetch(ahead + i);
+        float halves[2 * W];
+        for (int r = 0; r < W; r += 4)
+            if (count == W) halves_of<B::kHalves, 4>(w + rows[r], f.row_bytes, halves + r * B::kHalves);
+            else PH_UNROLL(4) for (int i = r; i < r + 4; ++i) halves_of<B::kHalves, 1>(w + rows[i], 0, halves + i * B::kHalves);
+        const std::array<Whole<B>, W> blocks = wholes_at<B>(w, rows, halves, std::make_index_sequence<W>{});
+        for (int j = 0; j < kUnits; ++j, panel += kNumbers) {
+            Bytes codes[W];
+            PH_UNROLL(16) for (int r = 0; r < W; ++r) {
+                codes[r] = blocks[r].codes(j);
 #if defined(__AVX512VNNI__) && PH_WIDTH == 16
-                if (Whole<B>::kSigned) codes ^= 128;  // as `dots` does
+                if (Whole<B>::kSigned) codes[r] ^= 128;  // as `dots` does
 #endif
-                int32_t words[8];
-                __builtin_memcpy(words, &codes, sizeof words);
-                PH_UNROLL(8) for (int i = 0; i < 8; ++i) __builtin_memcpy(to + i * W, words + i, sizeof *words);
-                for (int h = 0; h < kScales; ++h) to[(8 + h) * W] = block.scale(j, h);
-                if (Whole<B>::kMinimum) to[(8 + kScales) * W] = block.minimum(j);
+                PH_UNROLL(2) for (int h = 0; h < kScales; ++h) panel[(8 + h) * W + r] = blocks[r].scale(j, h);
+                if (Whole<B>::kMinimum) panel[(8 + kScales) * W + r] = blocks[r].minimum(j);
             }
+            turn_codes(codes, panel);
         }
     }
 }
