@@ -17,7 +17,7 @@ import polyhead as ph
 from polyhead.caches import DenseCache, ModelCache, StoredCache
 from polyhead.errors import SharedCacheError
 
-K = torch.randn(2, 1, 3, 8)
+K = torch.randn(2, 1, 3, 8, generator=torch.Generator().manual_seed(0))
 
 
 def in_thread(run: Callable[[], Any]) -> Any:

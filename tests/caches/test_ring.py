@@ -7,7 +7,7 @@ import polyhead as ph
 from polyhead.caches import DenseCache, QuantizedCache, Ring, RingCache
 
 torch.manual_seed(0)
-X = torch.randn(2, 40, 16)
+X = torch.randn(2, 40, 16, generator=torch.Generator().manual_seed(0))
 
 
 def layer(window):

@@ -333,7 +333,11 @@ def test_pair_ranks_first_the_head_that_gives_the_key_most_weight(run: Run, smol
 @pytest.mark.model
 @pytest.mark.parametrize(
     "text",
-    [DEMO, "小猫没有过马路，因为它太累了。", "def add(a, b):\n    return a + b\n\nadd(1, 2)"],
+    [
+        "小猫没有过马路，因为它太累了。",
+        pytest.param(DEMO, marks=pytest.mark.slow),
+        pytest.param("def add(a, b):\n    return a + b\n\nadd(1, 2)", marks=pytest.mark.slow),
+    ],
 )
 def test_look_names_pairs_beyond_sinks_and_neighbours(run: Run, smollm2: str, text: str) -> None:
     data = json.loads(run("look", text, "-m", smollm2, "-n", "0", "--no-page", "--json").out)

@@ -15,9 +15,10 @@ from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.norms import RMSNorm
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 
-Q = torch.randn(2, 4, 5, 8)
-K = torch.randn(2, 2, 16, 8)
-X = torch.randn(1, 3, 16)
+DRAWN = torch.Generator().manual_seed(0)
+Q = torch.randn(2, 4, 5, 8, generator=DRAWN)
+K = torch.randn(2, 2, 16, 8, generator=DRAWN)
+X = torch.randn(1, 3, 16, generator=DRAWN)
 MHA = ph.MultiHeadAttention(16, 2)
 MLA = ph.MultiHeadLatentAttention(
     16, 2, kv_lora_rank=8, qk_nope_head_dim=4, qk_rope_head_dim=4, v_head_dim=4

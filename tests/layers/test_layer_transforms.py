@@ -74,7 +74,16 @@ def close(found, expected, atol):
         assert torch.allclose(a, b, atol=atol)
 
 
-@layers
+@pytest.mark.parametrize(
+    "layer",
+    [
+        *("latent absorbed", "transformer"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("rotary window", "latent expanded")
+        ),
+    ],
+)
 def test_compiles_as_one_graph_with_the_same_gradients(layer):
     module, x = Told(layer), tokens()
     torch.compiler.reset()
