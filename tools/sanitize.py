@@ -1,6 +1,6 @@
 """Runs the tests of the native code on a build that watches its every access to memory.
 
-    python tools/sanitize.py        needs g++
+    python tools/sanitize.py [TESTS]        needs g++; default: all tests of native code
 
 The code is compiled with AddressSanitizer and UndefinedBehaviorSanitizer in a copy of the tree,
 with matrix tiles as plain code, so that it is run and watched where a processor has none, and with
@@ -79,7 +79,7 @@ def main() -> int:
         }
         command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal"]
         command += ["-p", "no:cacheprovider", "--timeout=1800"]
-        return subprocess.run([*command, *TESTS], cwd=ROOT, env=os.environ | watching).returncode
+        return subprocess.run([*command, *(sys.argv[1:] or TESTS)], cwd=ROOT, env=os.environ | watching).returncode
 
 
 def library(name: str) -> str:
