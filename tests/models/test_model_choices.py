@@ -106,7 +106,7 @@ def test_an_embedding_of_another_size_and_its_head(of: str) -> None:
         head="tied",
         head_bias=True,
         logit_scale=0.25,
-        head_transform=HeadTransformConfig(10, "gelu", norm=NORM),
+        head_transforms=(HeadTransformConfig(10, "gelu", norm=NORM),),
     )
     made = model(data)
     part = made.embedding
@@ -117,13 +117,13 @@ def test_an_embedding_of_another_size_and_its_head(of: str) -> None:
         expected = part.norm(part.projection(x) + places)
     torch.testing.assert_close(part(ids()), expected)
     hidden = made.hidden_states(ids())
-    before = made.head.transform
+    (before,) = made.head.transforms
     y = before.norm(nn.functional.gelu(before.dense(hidden)))
     logits = 0.25 * (y @ part.tokens.weight.T + made.head.bias)
     torch.testing.assert_close(made(ids()), logits)
     torch.testing.assert_close(in_chunks(made, ids()), logits)
     with pytest.raises(ConfigError, match="embedding's size 10: got 24"):
-        replace(data, head_transform=None)
+        replace(data, head_transforms=())
 
 
 @pytest.mark.parametrize("kind", ["t5", "mpnet"])

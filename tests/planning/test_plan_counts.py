@@ -142,7 +142,7 @@ def test_operations_of_whole_models_equal_those_that_run(kind: str, dim: int | N
         kind, 50, 32, 64, layers,
         encoder_layers=() if kind == "encoder" else (layer, layer),
         head="untied",
-        head_transform=HeadTransformConfig(dim),
+        head_transforms=(HeadTransformConfig(dim), HeadTransformConfig(20)),
     )  # fmt: skip
     token, source = torch.ones(3, 1, dtype=torch.int64), torch.ones(3, 7, dtype=torch.int64)
     more = {} if kind == "encoder" else {"encoder_ids": source}

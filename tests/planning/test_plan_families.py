@@ -128,7 +128,7 @@ def our_configs() -> list[TransformerConfig]:
             64,
             (LayerConfig(plain, wide, layer_norm),),
             head="untied",
-            head_transform=HeadTransformConfig(24, norm=layer_norm),
+            head_transforms=(HeadTransformConfig(24, norm=layer_norm),),
         ),
     ]
 

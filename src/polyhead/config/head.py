@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -47,6 +47,22 @@ class HeadTransformConfig(Data):
             yield ParameterGroup("head", 1, dim, multiplied=False)
         if self.norm is not None:
             yield ParameterGroup("norms", 1, self.norm.parameters(dim), multiplied=False)
+
+
+def last_dim(features: int, transforms: Iterable[HeadTransformConfig]) -> int:
+    """Features behind the last of some transforms, of states of so many features."""
+    for transform in transforms:
+        features = features if transform.dim is None else transform.dim
+    return features
+
+
+def transform_groups(
+    features: int, transforms: Iterable[HeadTransformConfig]
+) -> Iterator[ParameterGroup]:
+    """All parameters of transforms, one after the other, for states of so many features."""
+    for transform in transforms:
+        yield from transform.parameter_groups(features)
+        features = last_dim(features, (transform,))
 
 
 @dataclass(frozen=True)
@@ -95,9 +111,7 @@ class TaskHeadConfig(Data):
 
     def parameter_groups(self, features: int) -> Iterator[ParameterGroup]:
         """All parameters, for states of so many features."""
-        for transform in self.transforms:
-            yield from transform.parameter_groups(features)
-            features = features if transform.dim is None else transform.dim
+        yield from transform_groups(features, self.transforms)
         if self.num_labels:
-            size = features + self.bias
+            size = last_dim(features, self.transforms) + self.bias
             yield ParameterGroup("head", 1, self.num_labels * size, multiplied=False)

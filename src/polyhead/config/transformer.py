@@ -16,7 +16,7 @@ from polyhead.config.data import Data, check_choice, check_positive, check_whole
 from polyhead.config.disentangled import DISTANCES, RelativeEmbeddingConfig
 from polyhead.config.embedding import EmbeddingConfig, SinusoidConfig
 from polyhead.config.feed_forward import FeedForwardConfig
-from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
+from polyhead.config.head import HeadTransformConfig, TaskHeadConfig, last_dim
 from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS
@@ -78,7 +78,8 @@ class TransformerConfig(Data):
         relative_bias: T5's bias, shared by ``layers`` (MPNet has it in an encoder).
         weights_of: For each layer the number of the layer whose weights it has (ALBERT: all 0);
             empty: its own.
-        head_transform: Before the logits (BERT's masked tokens, OPT-350m's projection).
+        head_transforms: Before the logits, one after the other (BERT's masked tokens, OPT-350m's
+            projection).
         logit_scale: Factor of the logits, before the softcap (Cohere; 1 / logits_scaling of
             Granite; 1/√E of T5 with a tied head).
         task: Classes or pooled states in place of logits; only without ``head``.
@@ -104,7 +105,7 @@ class TransformerConfig(Data):
     encoder: EncoderConfig = EncoderConfig()
     relative_bias: RelativeBiasConfig | None = None
     weights_of: tuple[int, ...] = ()
-    head_transform: HeadTransformConfig | None = None
+    head_transforms: tuple[HeadTransformConfig, ...] = ()
     task: TaskHeadConfig | None = None
     logit_scale: float = 1.0
     per_layer_embedding: PerLayerEmbeddingConfig | None = None
@@ -239,21 +240,19 @@ class TransformerConfig(Data):
     def _check_head(self) -> None:
         if self.task is not None and self.head is not None:
             raise ConfigError(f"a task head needs head=None: got head={self.head!r}")
-        if self.head is None and (self.head_transform is not None or self.head_bias):
-            raise ConfigError("head_transform and head_bias need a head: got head=None")
+        if self.head is None and (self.head_transforms or self.head_bias):
+            raise ConfigError("head_transforms and head_bias need a head: got head=None")
         if self.head is None:
             return
         if self.embedding.frontend is not None and self.kind != "encoder-decoder":
             raise ConfigError(f"patches and sound have no logits: got head={self.head!r}")
-        size = self.embed_dim
-        if self.head_transform is not None and self.head_transform.dim is not None:
-            size = self.head_transform.dim
+        size = last_dim(self.embed_dim, self.head_transforms)
         projection = self.embedding.projection
         table = self.embed_dim if projection is None else projection.dim
         if self.head == "tied" and size != table:
             raise ConfigError(
                 f"a tied head needs hidden states of the embedding's size {table}: got {size}; "
-                "give head_transform that dim"
+                "give the last of head_transforms that dim"
             )
 
 

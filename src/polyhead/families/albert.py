@@ -121,8 +121,8 @@ HEADS = Heads(
     "predictions.decoder",
     "predictions.bias",
     (
-        Rule("predictions.dense", "head.transform.dense"),
-        Rule("predictions.LayerNorm", "head.transform.norm"),
+        Rule("predictions.dense", "head.transforms.0.dense"),
+        Rule("predictions.LayerNorm", "head.transforms.0.norm"),
     ),
     pooled=Rule("pooler", "task.transforms.0.dense"),
     beside={r"sop_classifier\..+": "says in which order two texts were, beside the logits"},

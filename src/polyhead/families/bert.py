@@ -149,7 +149,7 @@ EMBEDDINGS = under(
     },
 )
 PREDICTIONS = under(
-    "cls.predictions.transform.", "head.transform.", {"dense": "dense", "LayerNorm": "norm"}
+    "cls.predictions.transform.", "head.transforms.0.", {"dense": "dense", "LayerNorm": "norm"}
 )
 
 

@@ -87,7 +87,7 @@ def read_with(
     before_logits = HeadTransformConfig(own, read_activation(keys), norm=norm)
     head = read_head(keys, before_logits, pooled=(pooler,), without=(PRE_TRAINING,))
     if not keys.flag("legacy") and head["head"]:  # always with the embedding's matrix
-        head |= {"head": "tied", "head_transform": replace(before_logits, dim=sizes.embed_dim)}
+        head |= {"head": "tied", "head_transforms": (replace(before_logits, dim=sizes.embed_dim),)}
     return bert.read_encoder(
         keys,
         bert.read_layers(keys, sizes, norm, **heads),
@@ -112,7 +112,7 @@ def write_with(config: TransformerConfig, class_name: str) -> dict[str, Any]:
     """The inverse of ``read_with``, beyond ``write_common``."""
     heads: Any = config.layers[0].attention
     distances, projection = config.relative_embedding, config.embedding.projection
-    before_logits = config.head_transform
+    before_logits = config.head_transforms
     if distances is None:
         terms = list(TERMS[: round(1 / (heads.scale**2 * heads.head_dim)) - 1])
         far = -1
@@ -132,7 +132,7 @@ def write_with(config: TransformerConfig, class_name: str) -> dict[str, Any]:
         "position_biased_input": config.embedding.positions is not None,
         "embedding_size": config.embed_dim if projection is None else projection.dim,
         # Both mean the same; a size that is stated tells which one the file was.
-        "legacy": before_logits is None or before_logits.dim != config.embed_dim,
+        "legacy": not before_logits or before_logits[0].dim != config.embed_dim,
         **pooler,
         **write_head(config, class_name),
     }

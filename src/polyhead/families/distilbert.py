@@ -87,8 +87,8 @@ RULES = (
 HEADS = Heads(
     "vocab_projector",
     masked=(
-        Rule("vocab_transform", "head.transform.dense"),
-        Rule("vocab_layer_norm", "head.transform.norm"),
+        Rule("vocab_transform", "head.transforms.0.dense"),
+        Rule("vocab_layer_norm", "head.transforms.0.norm"),
     ),
     texts=(CLASSIFIER, Rule("pre_classifier", "task.transforms.0.dense")),
     others=r"vocab_.+",

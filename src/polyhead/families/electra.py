@@ -72,8 +72,8 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 HEADS = Heads(
     "generator_lm_head",
     masked=(
-        Rule("generator_predictions.dense", "head.transform.dense"),
-        Rule("generator_predictions.LayerNorm", "head.transform.norm"),
+        Rule("generator_predictions.dense", "head.transforms.0.dense"),
+        Rule("generator_predictions.LayerNorm", "head.transforms.0.norm"),
     ),
     texts=CLASSIFICATION_HEAD,
     own={

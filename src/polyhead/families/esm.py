@@ -121,8 +121,8 @@ def observed(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
 HEADS = Heads(
     "lm_head.decoder",
     masked=(
-        Rule("lm_head.dense", "head.transform.dense"),
-        Rule("lm_head.layer_norm", "head.transform.norm"),
+        Rule("lm_head.dense", "head.transforms.0.dense"),
+        Rule("lm_head.layer_norm", "head.transforms.0.norm"),
         Rule("lm_head.bias", "head.bias"),
     ),
     texts=CLASSIFICATION_HEAD,

@@ -41,7 +41,6 @@ def read(keys: Keys) -> TransformerConfig:
         final_norm=norm,
         **read_head(
             keys,
-            None,
             head_bias=of_network,
             pooled=(HeadTransformConfig(activation="gelu"),),
             pooling="first" if pooling == "first" else "mean",

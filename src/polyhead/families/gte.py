@@ -84,8 +84,8 @@ RULES = (
 HEADS = Heads(
     "lm_head.decoder",
     masked=(
-        Rule("lm_head.dense", "head.transform.dense"),
-        Rule("lm_head.norm", "head.transform.norm"),
+        Rule("lm_head.dense", "head.transforms.0.dense"),
+        Rule("lm_head.norm", "head.transforms.0.norm"),
     ),
     pooled=POOLER_RULE,
     others=r"lm_head\..+",

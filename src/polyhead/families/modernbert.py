@@ -120,15 +120,15 @@ def _read_causal_head(keys: Keys, transform: HeadTransformConfig) -> dict[str, A
     head = read_language_head(keys)
     if head is None:
         return kind | {"head": None}
-    return kind | {"head": head, "head_bias": biased, "head_transform": transform}
+    return kind | {"head": head, "head_bias": biased, "head_transforms": (transform,)}
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
     layers: list[Any] = [layer.attention for layer in config.layers]
     network: Any = config.layers[0].feed_forward
     norm, task = config.final_norm, config.task
-    transforms = task.transforms if task is not None else (config.head_transform,)
-    transform = transforms[0] or HeadTransformConfig(None, "gelu", bias=False)
+    transforms = config.head_transforms if task is None else task.transforms
+    transform = next(iter(transforms), HeadTransformConfig(None, "gelu", bias=False))
     causal = config.kind == "decoder"
     half = next(
         (each.window if causal else each.window_ahead for each in layers if each.window),
@@ -203,7 +203,7 @@ RULES = (
 def table(values: Mapping[str, Any]) -> Tensors:
     """The tensor table, by the head of the class in config.json."""
     found, dropped = ending(values.get("architectures")), {}
-    place = "head.transform" if found == MASKED else "task.transforms.0"
+    place = "head.transforms.0" if found == MASKED else "task.transforms.0"
     outside = [*under("head.", place + ".", {"dense": "dense", "norm": "norm"})]
     outside += masked_rules(values, "decoder") if found == MASKED else [CLASSIFIER]
     if found == "Model":
@@ -215,7 +215,7 @@ def causal_table(values: Mapping[str, Any]) -> Tensors:
     """The same of the decoder, whose language model's head has a name of its own."""
     found, dropped = ending(values.get("architectures")), {}
     names = {"dense": "dense", "norm": "norm"}
-    outside = (*under("lm_head.", "head.transform.", names), *masked_rules(values, "decoder"))
+    outside = (*under("lm_head.", "head.transforms.0.", names), *masked_rules(values, "decoder"))
     if found == SEQUENCE:
         outside = (*under("head.", "task.transforms.0.", names), CLASSIFIER)
     elif found == BARE and values.get("architectures"):

@@ -92,8 +92,8 @@ HEADS = Heads(
     "cls.predictions.decoder",
     "cls.predictions.bias",
     (
-        Rule("cls.predictions.transform.dense", "head.transform.dense"),
-        Rule("cls.predictions.transform.layer_norm", "head.transform.norm"),
+        Rule("cls.predictions.transform.dense", "head.transforms.0.dense"),
+        Rule("cls.predictions.transform.layer_norm", "head.transforms.0.norm"),
     ),
     pooled=POOLER_RULE,
     others=r"cls\..+",

@@ -63,7 +63,7 @@ def read(keys: Keys) -> TransformerConfig:
             position_offset=OFFSET,
             projection=EmbeddingProjectionConfig(tokens, "tokens", bias=False) if other else None,
         ),
-        head_transform=HeadTransformConfig(tokens, bias=False) if other else None,
+        head_transforms=(HeadTransformConfig(tokens, bias=False),) if other else (),
     )
     if other and config.head is None:
         wanted = f"{sizes.embed_dim} in a bare body, whose states it would project"
@@ -98,7 +98,7 @@ FAMILIES = (
                         "embed_tokens": "embedding.tokens",
                         "embed_positions": "embedding.positions",
                         "project_in": "embedding.projection",
-                        "project_out": "head.transform.dense",
+                        "project_out": "head.transforms.0.dense",
                         "final_layer_norm": "final_norm",
                         **{rule.theirs: rule.ours[0] for rule in LAYERS},
                     },

@@ -41,7 +41,6 @@ REFUSED: Mapping[str, str] = {
     "luke": "its entities have queries of their own beside those of words",
     "perceiver": "its layers are over learned latents, which attend to the text once",
     "neomme": "attention takes out of each result its part along the token's own value",
-    "ultrabert": "two layers, not one, stand before the logits of masked tokens",
     "modernvbert": _PICTURES,
     "ultravbert": _PICTURES,
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",

@@ -49,10 +49,10 @@ def read(keys: Keys) -> TransformerConfig:
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
-    projection, transform = config.embedding.projection, config.head_transform
+    projection, transforms = config.embedding.projection, config.head_transforms
     if projection is None:
         raise AttributeError("RemBERT projects its embedding")
-    dim = _DEFAULTS["output_embedding_size"] if transform is None else transform.dim
+    dim = _DEFAULTS["output_embedding_size"] if not transforms else transforms[0].dim
     return {
         "position_embedding_type": "absolute",
         "input_embedding_size": projection.dim,
@@ -66,7 +66,7 @@ HEADS = Heads(
     "cls.predictions.decoder",
     masked=under(
         "cls.predictions.",
-        "head.transform.",
+        "head.transforms.0.",
         {"dense": "dense", "LayerNorm": "norm"},
     ),
     pooled=POOLER_RULE,

@@ -79,8 +79,8 @@ HEADS = Heads(
     "lm_head.decoder",
     "lm_head.bias",
     (
-        Rule("lm_head.dense", "head.transform.dense"),
-        Rule("lm_head.layer_norm", "head.transform.norm"),
+        Rule("lm_head.dense", "head.transforms.0.dense"),
+        Rule("lm_head.layer_norm", "head.transforms.0.norm"),
     ),
     texts=CLASSIFICATION_HEAD,
     others=r"lm_head\..+",

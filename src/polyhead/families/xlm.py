@@ -76,7 +76,6 @@ def read(keys: Keys) -> TransformerConfig:
         ),
         **read_head(
             keys,
-            None,
             logits=LM_HEAD,
             own={} if causal else {_ANSWERS: TaskHeadConfig(None, 2, spans=True)},
             without=(SEQUENCE, TOKENS, ANSWERS) if causal else (ANSWERS,),

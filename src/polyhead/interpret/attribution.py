@@ -131,7 +131,7 @@ class LogitAttribution(Contributions):
 
     def _direction(self, token: int, other: int | None) -> Tensor:
         """``[E]`` along which the stream raises the logit."""
-        if self._model.head is None or self._model.head.transform is not None:
+        if self._model.head is None or len(self._model.head.transforms):
             raise UnsupportedError("this model has no logits that are linear in its stream")
         weight = self._model.unembedding.detach()
         return weight[token] if other is None else weight[token] - weight[other]

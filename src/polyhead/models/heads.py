@@ -5,10 +5,13 @@ Shape letters: B batch, T tokens, E embed size, W vocabulary size, C labels.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from polyhead.config import HeadTransformConfig, TaskHeadConfig, TransformerConfig
+from polyhead.config.head import last_dim
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.layers.feed_forward import activate
 from polyhead.layers.fixed import Fixed
@@ -42,23 +45,27 @@ class HeadTransform(Fixed):
         return x if self.norm is None else self.norm(x)
 
 
+def _transforms(embed_dim: int, configs: Sequence[HeadTransformConfig]) -> nn.Sequential:
+    """One after the other; none leave states as they are."""
+    sizes = [last_dim(embed_dim, configs[:i]) for i in range(len(configs))]
+    return nn.Sequential(*map(HeadTransform, sizes, configs))
+
+
 class Head(nn.Module):
     """The output matrix where it is not the embedding's, the output bias, and what comes before.
 
     Attributes:
         weight: ``[W, E]``, a parameter or quantized; None where the head is tied.
         bias: ``[W]`` or None.
-        transform: Before the logits, or None.
+        transforms: Before the logits.
     """
 
     weight: nn.Parameter | QuantizedMatrix | None
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
-        made = config.head_transform
-        self.transform = None if made is None else HeadTransform(config.embed_dim, made)
-        size = config.embed_dim if self.transform is None else self.transform.dim
-        shape = (config.vocab_size, size)
+        self.transforms = _transforms(config.embed_dim, config.head_transforms)
+        shape = (config.vocab_size, last_dim(config.embed_dim, config.head_transforms))
         self.weight = None if config.head == "tied" else nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.head_bias else None
 
@@ -77,13 +84,9 @@ class TaskHead(Fixed):
     ) -> None:
         super().__init__()
         self.config, self.end_of_text = config, end_of_text
-        self.transforms = nn.ModuleList()
-        for each in config.transforms:
-            self.transforms.append(HeadTransform(embed_dim, each))
-            embed_dim = embed_dim if each.dim is None else each.dim
-        self.classifier = (
-            nn.Linear(embed_dim, config.num_labels, bias=config.bias) if config.num_labels else None
-        )
+        self.transforms = _transforms(embed_dim, config.transforms)
+        size, count = last_dim(embed_dim, config.transforms), config.num_labels
+        self.classifier = nn.Linear(size, count, bias=config.bias) if count else None
 
     def forward(self, hidden: Tensor, ids: Tensor, mask: Mask | None = None) -> Tensor:
         """``[B, T, E]`` to ``[B, T, C]``, or pooled to ``[B, C]``.
@@ -94,9 +97,7 @@ class TaskHead(Fixed):
             mask: Mask of the call; its ``KeyLengths`` say what is padding.
         """
         pooled, late = self.config.pooling is not None, self.config.late
-        x = self._pooled(hidden, ids, mask) if pooled and not late else hidden
-        for transform in self.transforms:
-            x = transform(x)
+        x = self.transforms(self._pooled(hidden, ids, mask) if pooled and not late else hidden)
         if self.classifier is not None:
             x = self.classifier(x)
         return self._pooled(x, ids, mask) if late else x

@@ -313,9 +313,7 @@ class Transformer(Fixed):
         if self.head is None:
             raise ValueError("this model has no head: its output are hidden states")
         weight = self.embedding.matrix if self.head.weight is None else self.head.weight
-        if self.head.transform is not None:
-            hidden = self.head.transform(hidden)
-        logits = product(hidden, weight, self.head.bias)
+        logits = product(self.head.transforms(hidden), weight, self.head.bias)
         scale, cap = self.config.logit_scale, self.config.logit_softcap
         if scale != 1.0:
             logits = logits * scale

@@ -27,6 +27,7 @@ from polyhead.config import (
     ParameterGroup,
     TransformerConfig,
 )
+from polyhead.config.head import last_dim
 from polyhead.planning.weights import encoder_dim
 
 TILE = 128
@@ -214,11 +215,11 @@ def _scores(
 
 def _logits(model: TransformerConfig) -> int:
     """Multiply-adds of the logits of one token."""
-    transform, E = model.head_transform, model.embed_dim
-    if transform is None:
-        return E * model.vocab_size
-    dim = transform.dim or E
-    return dim * (E + model.vocab_size)
+    size, total = model.embed_dim, 0
+    for transform in model.head_transforms:
+        before, size = size, last_dim(size, (transform,))
+        total += before * size
+    return total + size * model.vocab_size
 
 
 def _multiplied(found: Iterator[ParameterGroup]) -> int:

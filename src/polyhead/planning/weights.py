@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from polyhead.config import EncoderConfig, LayerConfig, ParameterGroup, TransformerConfig
+from polyhead.config.head import last_dim, transform_groups
 from polyhead.errors import ConfigError
 from polyhead.models.counts import ParameterCounts
 
@@ -65,10 +66,8 @@ def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
             yield ParameterGroup(
                 "attention", heads, config.relative_bias.num_buckets, multiplied=False
             )
-    size = E
-    if config.head_transform is not None:
-        yield from config.head_transform.parameter_groups(E)
-        size = config.head_transform.dim or E
+    yield from transform_groups(E, config.head_transforms)
+    size = last_dim(E, config.head_transforms)
     if config.head == "untied":
         yield ParameterGroup("head", W, size, multiplied=False)
     if config.head_bias:

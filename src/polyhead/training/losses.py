@@ -110,8 +110,7 @@ def cross_entropy(
         raise ValueError(
             f"labels must be {IGNORED} or tokens from 0 to {config.vocab_size - 1}: got {wrong}"
         )
-    if head.transform is not None:
-        hidden = head.transform(hidden)
+    hidden = head.transforms(hidden)
     if config.logit_scale != 1.0:
         hidden = hidden * config.logit_scale
     weight: Tensor = model.unembedding

@@ -224,6 +224,24 @@ CASES = (
         ),
     ),
     Case(
+        "ultrabert",
+        {"head_dim": 12, "num_hidden_layers": 4, "sliding_window": 7, "prediction_head_size": 20},
+        auto="AutoModel",
+        axes=(
+            ENCODER_HEADS,
+            LABELS,
+            TIED,
+            ({}, {"classifier_pooling": "mean"}),
+            ({}, {"num_key_value_heads": None}),
+            ({}, {"attention_bias": True}, {"mlp_bias": True}, {"hidden_act": "gelu"}),
+            (
+                {},
+                {"attention_windows": [0, 3, 3, None], "rope_theta": [500.0, 20.0, 20.0, 500.0]},
+                {"layer_types": ["full_attention"] * 3 + ["sliding_attention"]},
+            ),
+        ),
+    ),
+    Case(
         "nomic_bert",
         _MHA,
         auto="AutoModel",

@@ -43,7 +43,7 @@ UNLIMITED = 1 << 20
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
 
 
-_OF_A_HEAD = ("head_bias", "head_transform")
+_OF_A_HEAD = ("head_bias", "head_transforms")
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,7 @@ def ending(architectures: Any) -> str:
 
 def read_head(
     keys: Keys,
-    masked: HeadTransformConfig | None,
-    *,
+    *masked: HeadTransformConfig,
     head_bias: bool = True,
     pooled: tuple[HeadTransformConfig, ...] = (),
     each: tuple[HeadTransformConfig, ...] = (),
@@ -55,7 +54,7 @@ def read_head(
 
     Args:
         keys: Keys of config.json: ``architectures``, ``tie_word_embeddings`` and the labels.
-        masked: Before the logits of masked tokens.
+        *masked: Before the logits of masked tokens.
         head_bias: Whether the logits of masked tokens have a bias.
         pooled: Before the classes of a text.
         each: Before the classes of a token.
@@ -81,7 +80,7 @@ def read_head(
         raise keys.refused("architectures", names, f"a class named ...{' or ...'.join(known)}")
     if found in _LOGITS:
         head = "tied" if tied else "untied"
-        return {"head": head, "head_bias": head_bias, "head_transform": masked}
+        return {"head": head, "head_bias": head_bias, "head_transforms": masked}
     if found == BARE:
         return {"head": None}
     labels = {"num_labels": 2, "spans": True} if found == ANSWERS else read_labels(keys)
