@@ -139,3 +139,20 @@ def test_hrm_text_counted_the_layers_of_one_stack() -> None:
         read_config(values | {"num_hidden_layers": 5}, "config.json")
     with pytest.raises(ConfigError, match="H_cycles is 900; supported is so many"):
         read_config(older | {"H_cycles": 900}, "config.json")
+
+
+def test_ultrabert_listed_windows_and_bases_of_layers() -> None:
+    case, listed = all_cases()["ultrabert"], {"attention_windows": [0, 3, 3, None]}
+    listed["rope_theta"] = [500.0, 20.0, 20.0, 500.0]
+    written = json.loads(case.config(listed).to_json_string())
+    first = {key: written[key] for key in written if key not in ("layer_types", "rope_parameters")}
+    assert read_config(first | listed, "first") == read_config(written, "later")
+    for key, wrong in (
+        ("attention_windows", [0, 3, 4, 0]),
+        ("attention_windows", [0, 3, 3]),
+        ("attention_windows", [0, 3, "3", 0]),
+        ("rope_theta", [500.0, 20.0, 21.0, 500.0]),
+        ("rope_theta", 500.0),
+    ):
+        with pytest.raises(ConfigError, match=f"{key} is .*; supported is "):
+            read_config(first | listed | {key: wrong}, "first")

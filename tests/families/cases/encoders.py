@@ -137,6 +137,16 @@ CASES = (
             ({}, {"type_vocab_sizes": [2, 5, 3]}),
         ),
     ),
+    Case(
+        "luke",
+        {**_FAIRSEQ, "entity_vocab_size": 9, "entity_emb_size": 6},
+        auto="AutoModel",
+        axes=(
+            *_SMOOTH,
+            ({}, {"type_vocab_size": 1}, {"pad_token_id": 0}),
+            ({}, {"entity_emb_size": 32}, {"use_entity_aware_attention": False}),
+        ),
+    ),
     Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
     Case(
         "distilbert",
