@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, models, pre_tokenizers, trainers
+from tokenizers import Regex, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
 from transformers.integrations.gguf.gguf_tokenizer_mapping import (
     GGUF_PRE_TOKENIZER_SPLITS,
@@ -124,6 +124,28 @@ def test_sentencepiece_vocabularies_equal_transformers(
     ids = ours.encode(text, add_special=False)
     assert ids == _ids(theirs, text)
     assert ours.decode(ids) == theirs.decode(ids)
+
+
+def test_gemma_4s_vocabulary_equals_the_tokenizer_that_it_comes_from() -> None:
+    theirs = Backend(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    theirs.normalizer = normalizers.Replace(" ", "▁")
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=["<unk>", *bytes_], show_progress=False, limit_alphabet=100
+    )
+    theirs.train_from_iterator([each.replace(" ", "▁") for each in TRAINING], trainer)
+    state = json.loads(theirs.to_str()) | {"added_tokens": []}
+    theirs = Backend.from_str(json.dumps(state))
+    tokens = [theirs.id_to_token(i) for i in range(theirs.get_vocab_size())]
+    merges = [" ".join(pair) for pair in state["model"]["merges"]]
+    metadata = _with_specials(tokens, model="gemma4", merges=merges, add_space_prefix=False)
+    ours = tokenizer_from_gguf(metadata, Path("x.gguf"))
+    for text in ("naïve 人工 a  b\n\n c", " leading and trailing ", ""):
+        ids = ours.encode(text, add_special=False)
+        assert ids == _ids(theirs, text)
+        assert ours.decode(ids) == text
+    with pytest.raises(ConfigError, match="add_space_prefix is True"):
+        tokenizer_from_gguf(metadata | {"tokenizer.ggml.add_space_prefix": True}, Path("x.gguf"))
 
 
 def test_every_split_loses_nothing(byte_level: dict[str, Any]) -> None:

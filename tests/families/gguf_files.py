@@ -9,6 +9,7 @@ phimoe; for hunyuan-moe, minimax-m2, lfm2 and lfm2moe with the converter's alone
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-_EXPERT = re.compile(r"(.*\.experts)\.\d+\.(.*)")
+_EXPERT = re.compile(r"(.*(?:\.experts|altup_\w*projections))\.\d+\.(.*)")
 
 # Settings under the architecture's prefix and the attributes of transformers' config.
 _SETTINGS = {
@@ -136,7 +137,9 @@ def separated(
 
 def write(path: Path, case: GgufCase, model: Any) -> Path:
     """Writes a model's weights, as transformers saves them, to ``path``."""
-    config = model.config
+    config = copy.deepcopy(model.config)
+    # Of layers that differ in a size, the one that config.json states.
+    config.allow_global_per_layer_attribute_access = True
     writer = gguf.GGUFWriter(path, case.arch)
     settings = {key: getattr(config, name, None) for key, name in _SETTINGS.items()}
     theta = (getattr(config, "rope_parameters", None) or {}).get("rope_theta")

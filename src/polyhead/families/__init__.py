@@ -111,7 +111,8 @@ def find_gguf(metadata: Mapping[str, Any], where: object) -> Family:
     Raises:
         ConfigError: Its architecture is not supported.
     """
-    known = [(each.gguf, each) for each in families().values() if each.gguf]
+    every = (*families().values(), *texts().values())
+    known = [(each.gguf, each) for each in every if each.gguf]
     arch: object = metadata.get("general.architecture")
     for gguf, family in known:
         if gguf.arch == arch and gguf.fits(metadata):

@@ -15,8 +15,14 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import SIGMOID, Gguf
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.mixtures import EXPERTS, read_networks, write_networks
+from polyhead.families.common.mixtures import (
+    EXPERTS,
+    GGUF_MIXTURE,
+    read_networks,
+    write_networks,
+)
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed, write_window
 from polyhead.families.common.tables import SANDWICH
 from polyhead.families.common.tensors import under
@@ -105,5 +111,12 @@ FAMILIES = (
         aliases=_NAMES,
         write=write,
         harmless=frozenset(("load_balance_coeff", "use_grouped_mm")),
+        gguf=Gguf(
+            "afmoe",
+            settings=GGUF_MIXTURE,
+            constants=SIGMOID,
+            names={_LAYER + "mlp.expert_bias": "blk.{i}.exp_probs_b.bias"},
+            values=lambda values: {"mup_enabled": True},  # llama.cpp computes nothing else
+        ),
     ),
 )

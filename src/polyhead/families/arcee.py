@@ -54,5 +54,6 @@ FAMILIES = (
             "bos_token_id": 0,
             "eos_token_id": 150_024,
         },
+        gguf=Gguf("jais2"),
     ),
 )

@@ -8,6 +8,7 @@ from typing import Any
 from polyhead.config import EmbeddingConfig, HeadTransformConfig, LayerConfig, TransformerConfig
 from polyhead.families.bert import read_encoder
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
@@ -91,5 +92,6 @@ FAMILIES = (
         },
         write=write,
         with_head=MASKED,
+        gguf=Gguf("eurobert", causal=False),
     ),
 )

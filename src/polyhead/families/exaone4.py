@@ -11,12 +11,20 @@ from typing import Any
 
 from polyhead.config import AttentionConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import WINDOWS, Gguf, layer_types
+from polyhead.families.common.gguf import SIGMOID, WINDOWS, Gguf, layer_types
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.mixtures import DRAFTS, EXPERTS, read_networks, write_networks
+from polyhead.families.common.mixtures import (
+    DRAFTS,
+    EXPERTS,
+    GGUF_MIXTURE,
+    drafting,
+    read_networks,
+    without_drafts,
+    write_networks,
+)
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, every, windowed
 from polyhead.families.common.tables import AFTER, DECODER
-from polyhead.families.common.tensors import Rule
+from polyhead.families.common.tensors import Rule, Tensors
 
 
 def read(keys: Keys) -> TransformerConfig:
@@ -69,6 +77,16 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     return {"sliding_window": values.get("sliding_window"), **layer_types(values)}
 
 
+_CHOICE_BIAS = "layers.{i}.mlp.e_score_correction_bias"
+
+
+def tensors(values: Mapping[str, Any]) -> Tensors:
+    """The table of K-EXAONE; GGUF files number layers that draft among the others."""
+    bias = Rule(_CHOICE_BIAS, "layers.{i}.feed_forward.choice_bias")
+    dropped = {**DECODER.dropped, r"mtp\..+": DRAFTS, **drafting(values)}
+    return replace(DECODER.extended(bias, *EXPERTS), dropped=dropped)
+
+
 _DEFAULTS = {key: value for key, value in PLAIN_DEFAULTS.items() if key != "attention_bias"} | {
     "num_key_value_heads": 32,
     "rms_norm_eps": 1e-5,
@@ -89,16 +107,7 @@ FAMILIES = (
         "exaone_moe",
         "ExaoneMoe",
         read_mixed,
-        replace(
-            DECODER.extended(
-                Rule(
-                    "layers.{i}.mlp.e_score_correction_bias",
-                    "layers.{i}.feed_forward.choice_bias",
-                ),
-                *EXPERTS,
-            ),
-            dropped={**DECODER.dropped, r"mtp\..+": DRAFTS},
-        ),
+        tensors,
         defaults=_DEFAULTS
         | {
             "bos_token_id": 1,
@@ -116,5 +125,12 @@ FAMILIES = (
         },
         aliases=_NAMES,
         write=write_mixed,
+        gguf=Gguf(
+            "exaone-moe",
+            settings={**GGUF_MIXTURE, **WINDOWS, "expert_shared_feed_forward_length": None},
+            constants=SIGMOID,
+            names={_CHOICE_BIAS: "blk.{i}.exp_probs_b.bias"},
+            values=lambda values: {**_from_gguf(values), **without_drafts(values)},
+        ),
     ),
 )

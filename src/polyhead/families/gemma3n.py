@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any
 
 from polyhead.config import (
@@ -27,6 +28,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf, layer_types, shape_of
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     FULL,
@@ -38,6 +40,7 @@ from polyhead.families.common.reading import (
     read_sizes,
 )
 from polyhead.families.common.rope import write_ropes
+from polyhead.families.common.steps import Rows, Shaped
 from polyhead.families.common.tables import SANDWICH
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.common.writing import write_activation
@@ -48,6 +51,7 @@ from polyhead.families.gemma4 import (
     share_keys,
     without_unread_keys,
 )
+from polyhead.families.gemma4_gguf import SHARED_SETTINGS, shared_settings_of, vocab_per_layer
 
 _SPARSE_LAYERS, _SPARSITY = 10, 0.95
 
@@ -179,6 +183,33 @@ _STREAMS = (
     Rule("altup_unembed_projections.{i}", "streams.leave_projs.{i}"),
 )
 
+_OWN_KEYS = 20
+"""Layers before those that share keys where a GGUF file does not say: as llama.cpp has it."""
+_OTHERS = 3
+"""Streams beside the one that layers compute; llama.cpp's converter knows no other number."""
+_NORMAL = NormalDist()
+
+
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    shared = max(0, values["num_hidden_layers"] - _OWN_KEYS)
+    scales = values.get(".scales", [])
+    return {
+        **layer_types(values),
+        **vocab_per_layer(values),
+        # A file has the quantile; 6 digits undo the rounding on the way there and back.
+        **({_PATTERN: [round(_NORMAL.cdf(each), 6) for each in scales]} if scales else {}),
+        "num_kv_shared_layers": values.get("num_kv_shared_layers", shared),
+        "laurel_rank": shape_of(values, "blk.0.laurel_l.weight")[0],
+        "final_logit_softcapping": values.get("final_logit_softcapping"),
+    }
+
+
+def _settings_of(config: TransformerConfig) -> dict[str, Any]:
+    networks: list[Any] = [layer.feed_forward for layer in config.layers]
+    quantiles = [_NORMAL.inv_cdf(n.sparsity) if n.sparsity else -math.inf for n in networks]
+    return {**shared_settings_of(config), "activation_sparsity_scale": quantiles}
+
+
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_400,
     "intermediate_size": 16_384,
@@ -217,5 +248,27 @@ FAMILIES = (
         # Of training, and a scale that no code reads.
         harmless=frozenset(("altup_lr_multiplier", "query_pre_attn_scalar")),
         bare="TextModel",
+        gguf=Gguf(
+            "gemma3n",
+            settings={
+                **SHARED_SETTINGS,
+                "activation_sparsity_scale": ".scales",
+                "altup.active_idx": "altup_active_idx",
+                "altup.num_inputs": "altup_num_inputs",
+                "rope.freq_base_swa": "rope_local_base_freq",
+            },
+            names={_SCALE: "blk.{i}.altup_correct_scale.weight"},
+            rules=tuple(
+                Rule(
+                    theirs,
+                    [f"streams.{ours}_projs.{i}" for i in range(_OTHERS)],
+                    Rows(_OTHERS),
+                    Shaped((0,)),
+                )
+                for theirs, ours in (("altup_proj", "enter"), ("altup_unembd_proj", "leave"))
+            ),
+            values=_from_gguf,
+            settings_of=_settings_of,
+        ),
     ),
 )

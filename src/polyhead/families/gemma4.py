@@ -49,6 +49,7 @@ from polyhead.families.common.steps import PerExpert, Rows
 from polyhead.families.common.tables import SANDWICH
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.common.writing import write_activation
+from polyhead.families.gemma4_gguf import GGUF
 
 _THETAS: dict[str, float | None] = {FULL: 1e6, SLIDING: 1e4}
 _ROPES = {
@@ -68,6 +69,7 @@ def read(keys: Keys) -> TransformerConfig:
     default = [SLIDING if (i + 1) % 6 else FULL for i in range(count)]
     kinds = [*read_layer_types(keys, count, default)[:-1], FULL]  # the last one always
     keys.expect("use_bidirectional_attention", None, "vision")  # of images
+    keys.expect("rope_scaling", None)
     one_projection, biased = keys.flag("attention_k_eq_v"), keys.flag("attention_bias")
     own = _read_overrides(keys, kinds, one_projection=one_projection)
     head_dims = {
@@ -281,7 +283,8 @@ def without_unread_keys(table: Tensors, values: Mapping[str, Any]) -> Tensors:
     count = values["num_hidden_layers"]
     sharing = "|".join(str(i) for i in range(count - shared, count))
     reason = "the layer reads the keys and values of another"
-    unread = rf"layers\.({sharing})\.self_attn\.[kv]_(proj|norm)\..+"
+    of_gguf = r"attn_[kv](_norm)?"
+    unread = rf"layers\.({sharing})\.(self_attn\.[kv]_(proj|norm)|{of_gguf})\..+"
     return replace(table, dropped={**table.dropped, unread: reason}) if sharing else table
 
 
@@ -371,6 +374,7 @@ FAMILIES = (
         write=write,
         harmless=frozenset(("num_experts", "top_k_experts", "moe_intermediate_size")),
         bare="TextModel",
+        gguf=GGUF,
     ),
     Family(
         "gemma4_unified_text",

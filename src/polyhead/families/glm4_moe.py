@@ -19,6 +19,7 @@ from polyhead.families.common.mixtures import (
     GGUF_MIXTURE,
     drafting,
     read_networks,
+    without_drafts,
     write_networks,
 )
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, windowed, write_share
@@ -63,12 +64,6 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     )
 
 
-def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Layers of multi-token prediction are counted among the others."""
-    extra = values.get("num_nextn_predict_layers", 0)
-    return {"num_hidden_layers": values["num_hidden_layers"] - extra}
-
-
 _DEFAULTS = PLAIN_DEFAULTS | {"routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
 
 FAMILIES = (
@@ -98,7 +93,7 @@ FAMILIES = (
             settings=GGUF_MIXTURE,
             constants=SIGMOID,
             names=CHOICE_BIAS,
-            values=_from_gguf,
+            values=without_drafts,
         ),
     ),
     Family(

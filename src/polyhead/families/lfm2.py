@@ -221,6 +221,7 @@ _GGUF = Gguf(
         "attention.layer_norm_rms_epsilon": "norm_eps",
         "shortconv.l_cache": "conv_L_cache",
     },
+    saved=False,  # which layers are convolutions is in no key of config.json
 )
 
 FAMILIES = (

@@ -11,6 +11,7 @@ from typing import Any
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.config.attention import QueryTemperatureConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, windowed, write_window
 from polyhead.families.common.reading import FULL, SLIDING, read_network
@@ -87,6 +88,21 @@ def write_third(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Queries grow where the rotary embedding's own context ends, and mscale is all of it."""
+    scaling = values.get("rope_scaling", {})
+    mscale = values.get(".mscale", 1.0)
+    more = {_BETA: values[".beta"], "mscale": mscale, "mscale_all_dim": mscale}
+    return {"rope_scaling": {**scaling, **more}}
+
+
+def _settings_of(config: TransformerConfig) -> dict[str, Any]:
+    attention: Any = config.layers[0].attention
+    scale, mscale = attention.query_temperature.scale, attention.rope.mscale_all_dim
+    own = {} if mscale is None else {"rope.scaling.yarn_log_multiplier": mscale}
+    return {"attention.temperature_scale": scale, **own}
+
+
 def read_cwm(keys: Keys) -> TransformerConfig:
     network = read_network(keys, bias=keys.flag("mlp_bias"))
     plain = Plain(keys, network=network, theta=1e6, unstated=_ROPE_OF_CWM)
@@ -127,6 +143,17 @@ FAMILIES = (
         },
         write=write_third,
         not_supported=_NO_BIAS,
+        gguf=Gguf(
+            "mistral3",
+            settings={
+                "attention.temperature_scale": ".beta",
+                "rope.scaling.yarn_log_multiplier": ".mscale",
+            },
+            steps=PAIRS,
+            values=_from_gguf,
+            settings_of=_settings_of,
+            fits=lambda metadata: "mistral3.attention.temperature_scale" in metadata,
+        ),
     ),
     Family(
         "cwm",

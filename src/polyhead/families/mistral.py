@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polyhead.config import LayerConfig, TransformerConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
@@ -43,5 +44,13 @@ FAMILIES = (
             "eos_token_id": 2,
             "pad_token_id": None,
         },
+        # Files of Mistral itself are called "llama"; these are of models that read images too.
+        gguf=Gguf(
+            "mistral3",
+            steps=PAIRS,
+            values=lambda values: {"sliding_window": values.get("sliding_window")},
+            fits=lambda metadata: "mistral3.attention.temperature_scale" not in metadata,
+            saved=False,
+        ),
     ),
 )

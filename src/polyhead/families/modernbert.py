@@ -22,6 +22,7 @@ from polyhead.config import (
 )
 from polyhead.families.bert import read_encoder
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import (
     FULL,
@@ -207,7 +208,7 @@ def table(values: Mapping[str, Any]) -> Tensors:
     outside = [*under("head.", place + ".", {"dense": "dense", "norm": "norm"})]
     outside += masked_rules(values, "decoder") if found == MASKED else [CLASSIFIER]
     if found == "Model":
-        dropped = {r"(head|decoder)\..+": "comes after the hidden states"}
+        dropped = {r"(head|decoder|cls)\..+": "comes after the hidden states"}
     return Tensors((*RULES, *_JOINED), outside=tuple(outside), dropped=dropped)
 
 
@@ -221,6 +222,26 @@ def causal_table(values: Mapping[str, Any]) -> Tensors:
     elif found == BARE and values.get("architectures"):
         outside, dropped = (), {r"(lm_head|decoder)\..+": "comes after the hidden states"}
     return Tensors((*RULES, *_APART), outside=outside, dropped=dropped)
+
+
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Converters write the norms' eps as that of RMSNorms, where config.json calls it so."""
+    return {
+        "norm_eps": values.get("norm_eps", values.get(".norm_eps", DEFAULTS["norm_eps"])),
+        "norm_bias": "output_norm.bias" in values[".tensors"],
+    }
+
+
+def _settings_of(config: TransformerConfig) -> dict[str, Any]:
+    layers: list[Any] = [layer.attention for layer in config.layers]
+    bases = {layer.window is None: layer.rope.theta for layer in layers}
+    # The first layer has no window, the next that has none ends a period.
+    full = [i for i, layer in enumerate(layers) if layer.window is None]
+    return {
+        "rope.freq_base": bases[True],
+        "rope.freq_base_swa": bases.get(False, _THETA[SLIDING]),
+        "attention.sliding_window_pattern": full[1] if len(full) > 1 else len(layers),
+    }
 
 
 DEFAULTS: Mapping[str, Any] = {
@@ -267,6 +288,22 @@ FAMILIES = (
         write=write,
         with_head=MASKED,
         harmless=_HARMLESS,
+        gguf=Gguf(
+            "modern-bert",
+            settings={
+                "attention.head_count_kv": None,
+                "attention.layer_norm_epsilon": "norm_eps",
+                "attention.layer_norm_rms_epsilon": ".norm_eps",
+                "attention.sliding_window": "local_attention",
+                "attention.sliding_window_pattern": "global_attn_every_n_layers",
+                "hidden_act": "hidden_activation",
+                "rope.freq_base": "global_rope_theta",
+                "rope.freq_base_swa": "local_rope_theta",
+            },
+            causal=False,
+            values=_from_gguf,
+            settings_of=_settings_of,
+        ),
     ),
     Family(
         "modernbert-decoder",

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import EXPERTS as GGUF_EXPERTS
 from polyhead.families.common.mixtures import STACKED_EXPERTS
 from polyhead.families.common.steps import At, OneToOne, PerExpert, Rows
 from polyhead.families.common.tables import DECODER
@@ -57,20 +58,26 @@ def _text(
     family: Family,
     model_type: str,
     defaults: Mapping[str, Any],
+    arch: str | None = None,
     **rotary: Any,
 ) -> Family:
-    """A family under another type, with defaults of its own."""
+    """A family under another type, with defaults of its own; ``arch`` is that of GGUF files."""
     reader: Any = family.read
+    gguf = None
+    if arch is not None and family.gguf is not None:
+        settings = {**family.gguf.settings, **_OF_IMAGES}
+        gguf = replace(family.gguf, arch=arch, settings=settings, rules=GGUF_EXPERTS)
     return replace(
         family,
         model_type=model_type,
         read=partial(reader, sections=True, **rotary),
         defaults={**family.defaults, **defaults},
         written_as=family.model_type,
-        gguf=None,
+        gguf=gguf,
     )
 
 
+_OF_IMAGES = {"rope.dimension_sections": ".sections", "n_deepstack_layers": None}
 _VL = {
     "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5,
@@ -86,7 +93,7 @@ _UPRIGHT = DECODER.extended(
 )
 
 TEXTS = (
-    _text(_QWEN2, "qwen2_vl_text", _VL, theta=1e6),
+    _text(_QWEN2, "qwen2_vl_text", _VL, "qwen2vl", theta=1e6),
     _text(_QWEN2, "qwen2_5_vl_text", _VL, theta=1e6),
     _text(
         _QWEN2,
@@ -94,7 +101,7 @@ TEXTS = (
         {"num_key_value_heads": 4, "sliding_window": 32_768, "tie_word_embeddings": True},
         theta=1e6,
     ),
-    _text(_QWEN3, "qwen3_vl_text", {}, theta=5e5),
+    _text(_QWEN3, "qwen3_vl_text", {}, "qwen3vl", theta=5e5),
     replace(
         _text(
             _QWEN3_MOE,
@@ -107,6 +114,7 @@ TEXTS = (
                 "norm_topk_prob": True,
                 "tie_word_embeddings": True,
             },
+            "qwen3vlmoe",
             theta=5e5,
         ),
         tensors=_UPRIGHT,

@@ -1,3 +1,5 @@
+from typing import Any
+
 from gguf_files import GgufCase
 from harness import ENCODER_HEADS, LABELS, TIED, Case, heads, ropes
 
@@ -11,6 +13,24 @@ _PLAIN = (ENCODER_HEADS, LABELS, TIED, _RELU)
 _SMOOTH = (*_PLAIN[:3], ({}, {"hidden_act": "silu"}))
 
 _PRE_TRAINED = (*ENCODER_HEADS, {"auto": "AutoModelForPreTraining"})
+
+
+def _both_ways(config: Any) -> dict[str, Any]:
+    return {"attention.causal": False, "rope.scaling.type": "none", "pooling_type": 3}
+
+
+def _modern(config: Any) -> dict[str, Any]:
+    ropes = config.rope_parameters
+    return {
+        **_both_ways(config),
+        "attention.head_count_kv": None,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+        "attention.sliding_window": config.local_attention,
+        "attention.sliding_window_pattern": 3,
+        "rope.freq_base": ropes["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+    }
+
 
 CASES = (
     *(
@@ -218,6 +238,14 @@ CASES = (
             ),
             ({}, {"local_attention": 5}, {"global_attn_every_n_layers": 2}),
         ),
+        gguf=GgufCase("modern-bert", _modern),
+        more_gguf=(
+            GgufCase(
+                "modern-bert",
+                lambda config: {**_modern(config), "hidden_act": config.hidden_activation},
+                options={"hidden_activation": "silu", "local_attention": 5},
+            ),
+        ),
     ),
     Case(
         "eurobert",
@@ -232,6 +260,7 @@ CASES = (
             ({}, {"attention_bias": True}, {"mlp_bias": True}),
             ropes(12),
         ),
+        gguf=GgufCase("eurobert", _both_ways),
     ),
     Case(
         "ultrabert",

@@ -123,6 +123,13 @@ CASES = (
             ({}, {"use_sliding_window": True, "sliding_window": 7}),
         ),
         gguf=GgufCase("qwen3moe", _qwen, options={"norm_topk_prob": True, "head_dim": 12}),
+        more_gguf=(
+            GgufCase(
+                "qwen3vlmoe",
+                lambda config: {**_qwen(config), "rope.dimension_sections": [2, 1, 1, 0]},
+                options={"norm_topk_prob": True},
+            ),
+        ),
     ),
     Case(
         "minimax_m2",

@@ -1,4 +1,12 @@
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from gguf_files import GgufCase
 from harness import TIED, Case
+from torch import Tensor
+
+from cases.gemma4 import layers
 
 _KINDS = ["sliding_attention", "full_attention"]
 _SCALED = {
@@ -7,6 +15,22 @@ _SCALED = {
         "sliding_attention": {"rope_type": "default", "rope_theta": 40.0},
     }
 }
+
+
+def _settings(config: Any) -> Mapping[str, Any]:
+    normal = torch.distributions.Normal(0, 1)
+    sparsities = torch.tensor(config.activation_sparsity_pattern, dtype=torch.float32)
+    return {
+        **layers(config),
+        "altup.active_idx": config.altup_active_idx,
+        "altup.num_inputs": config.altup_num_inputs,
+        "activation_sparsity_scale": normal.icdf(sparsities).tolist(),
+    }
+
+
+def _changed(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    yield name + (".weight" if name.endswith("_scale") else ""), tensor
+
 
 CASES = (
     Case(
@@ -46,5 +70,14 @@ CASES = (
             ({}, _SCALED),
         ),
         spread=0.1,
+        gguf=GgufCase("gemma3n", _settings, _changed),
+        more_gguf=(
+            GgufCase(
+                "gemma3n",
+                _settings,
+                _changed,
+                {"num_kv_shared_layers": 0, "intermediate_size": [40, 24, 48, 40]},
+            ),
+        ),
     ),
 )

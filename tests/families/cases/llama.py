@@ -19,6 +19,8 @@ CASES = (
             TIED,
             ({"sliding_window": 7}, {"sliding_window": None}, {"head_dim": 12}),
         ),
+        gguf=GgufCase("llama", change=paired, options={"sliding_window": None}),
+        more_gguf=(GgufCase("mistral3", change=paired, options={"sliding_window": None}),),
     ),
     Case(
         "internlm3",

@@ -23,6 +23,34 @@ _GROWING = [
 ]
 
 
+_YARN = {
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 500.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 10,
+        "beta_fast": 16.0,
+        "beta_slow": 1.0,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.5,
+    }
+}
+
+
+def _growing(config: Any) -> dict[str, Any]:
+    rope = config.rope_parameters
+    return {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": rope["factor"],
+        "rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+        "rope.scaling.yarn_beta_fast": rope["beta_fast"],
+        "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+        "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+        "attention.temperature_scale": rope["llama_4_scaling_beta"],
+    }
+
+
 def windows(config: Any) -> dict[str, Any]:
     """Which layers have one, as a list."""
     kinds = [kind == "sliding_attention" for kind in config.layer_types]
@@ -45,6 +73,7 @@ CASES = (
             ({}, {"hidden_act": "gelu"}, {"num_key_value_heads": 4}, {"layer_norm_eps": 0.1}),
             ropes(12),
         ),
+        gguf=GgufCase("jais2", lambda config: {"rope.dimension_count": config.head_dim}),
     ),
     Case(
         "bitnet",
@@ -97,6 +126,7 @@ CASES = (
             ({}, {"sliding_window": 7}, {"num_key_value_heads": 4}),
             ({}, *_GROWING),
         ),
+        gguf=GgufCase("mistral3", _growing, paired, _YARN),
     ),
     Case(
         "cwm",

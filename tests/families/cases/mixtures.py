@@ -1,9 +1,13 @@
 """Mixtures of experts that share a Llama-like body."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from gguf_files import GgufCase, choice_bias
 from harness import TIED, Case, ropes
+from torch import Tensor
+
+from cases.llama_like import windows
 
 _ERNIE = {
     "head_dim": 8,
@@ -26,6 +30,56 @@ def _ernie(config: Any) -> dict[str, Any]:
         "interleave_moe_layer_step": config.moe_layer_interval,
         "leading_dense_block_count": config.moe_layer_start_index,
     }
+
+
+def _afmoe(config: Any) -> dict[str, Any]:
+    return {
+        "expert_count": config.num_experts,
+        "expert_shared_count": config.num_shared_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_weights_scale": config.route_scale,
+        "expert_weights_norm": True,
+        "expert_group_count": 1,
+        "expert_group_used_count": 1,
+        "expert_gating_func": 2,
+        "leading_dense_block_count": config.num_dense_layers,
+        "rope.dimension_count": config.head_dim,
+    }
+
+
+def _biased(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    yield name + (".bias" if name.endswith("expert_bias") else ""), tensor
+
+
+def _exaone(config: Any) -> dict[str, Any]:
+    return {
+        "expert_count": config.num_experts,
+        "expert_shared_count": config.num_shared_experts,
+        "expert_shared_feed_forward_length": config.num_shared_experts
+        * config.moe_intermediate_size,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "leading_dense_block_count": config.first_k_dense_replace,
+        "nextn_predict_layers": 0,
+        "rope.scaling.type": "none",
+        **windows(config),
+    }
+
+
+def _with_drafts(config: Any) -> dict[str, Any]:
+    layers = config.num_hidden_layers + 1
+    return {**_exaone(config), "block_count": layers, "nextn_predict_layers": 1}
+
+
+def _drafting(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """One more layer, which predicts further tokens."""
+    yield from choice_bias(name, tensor, config)
+    if name == "model.layers.0.input_layernorm.weight":
+        for leaf in ("attn_norm", "nextn.enorm"):
+            yield f"blk.{config.num_hidden_layers}.{leaf}.weight", tensor
 
 
 CASES = (
@@ -70,6 +124,12 @@ CASES = (
             ({}, {"route_scale": 1.7, "num_shared_experts": 1}),
             ropes(8),
         ),
+        gguf=GgufCase(
+            "afmoe",
+            _afmoe,
+            _biased,
+            {"mup_enabled": True, "num_hidden_layers": 4, "global_attn_every_n_layers": 4},
+        ),
     ),
     Case(
         "ernie4_5_moe",
@@ -106,5 +166,7 @@ CASES = (
             ),
             ropes(8),
         ),
+        gguf=GgufCase("exaone-moe", _exaone, choice_bias),
+        more_gguf=(GgufCase("exaone-moe", _with_drafts, _drafting),),
     ),
 )

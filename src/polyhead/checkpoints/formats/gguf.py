@@ -84,7 +84,7 @@ def read_gguf(path: Path, progress: Progress = no_progress, *, keep: bool = Fals
         state,
         tokenizer,
         file_names=file_names,
-        family=family.model_type,
+        family=family.written_as or family.model_type,
         pooling=_POOLINGS.get(kind, f"pooling_type {kind}"),
         generation=GenerationConfig(
             where=str(path), start=keys.whole("decoder_start_token_id", None)

@@ -24,6 +24,7 @@ from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families import Family, families, find_gguf, read_settings
 from polyhead.families.common import config_json
 from polyhead.families.common.gguf import SETTINGS, WINDOWS
+from polyhead.families.common.gguf_rope import UNTURNED
 from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.writing import write_common
 from polyhead.layers.frequencies import inverse_frequencies
@@ -88,7 +89,7 @@ def as_gguf(parts: Parts, words: Mapping[str, Any], where: Path) -> Export:
 
 def _candidates(parts: Parts) -> Iterable[Family]:
     """Families with a GGUF architecture, the model's own first."""
-    known = [family for family in families().values() if family.gguf is not None]
+    known = [each for each in families().values() if each.gguf is not None and each.gguf.saved]
     return sorted(known, key=lambda family: family.model_type != parts.family)
 
 
@@ -136,20 +137,22 @@ def _settings(
         value = common.get(SETTINGS.get(setting, "")) if key is None else keys.get(key)
         if isinstance(value, int | float):
             settings[setting] = value
-    attention: Any = config.layers[0].attention
     if "attention.key_length" in settings and "attention.value_length" not in gguf.settings:
         settings["attention.value_length"] = settings["attention.key_length"]
-    ropes = [getattr(layer.attention, "rope", None) for layer in config.layers]
-    rope = next((each for each in ropes if each is not None and each.type != "default"), None)
-    rope = rope or next((each for each in ropes if each is not None), None)
+    turned: list[Any] = [each.attention for each in config.layers]
+    turned = [each for each in turned if getattr(each, "rope", None) is not None]
+    turned.sort(key=lambda each: each.rope.type == "default")
     extras: dict[str, Tensor] = {}
-    if rope is not None:
-        size = attention.rope_head_dim
+    if turned:
+        rope, size = turned[0].rope, turned[0].rope_head_dim
         settings.setdefault("rope.freq_base", rope.theta)
         if "rope.dimension_count" not in gguf.settings:
             settings["rope.dimension_count"] = rope.dim or size
         scaling, extras = _scaling(rope, rope.dim or size)
         settings |= {f"rope.scaling.{key}": value for key, value in scaling.items()}
+    if not gguf.causal:
+        settings["attention.causal"] = False
+    settings |= gguf.settings_of(config)
     return {key: value for key, value in settings.items() if value != []}, extras
 
 
@@ -179,6 +182,10 @@ def _scaling(rope: RopeConfig, dim: int) -> tuple[dict[str, Any], dict[str, Tens
         }
         _, factor = inverse_frequencies(rope, dim)
         return {"attn_factor": factor, **trained}, factors
+    if rope.type == "proportional" and rope.factor in (None, 1.0):
+        pairs = (rope.rotated or dim) // 2  # divisors of the others turn them by nothing
+        divisors = [1.0] * pairs + [UNTURNED] * (dim // 2 - pairs)
+        return {}, {_FREQUENCIES: torch.tensor(divisors, dtype=torch.float32, device="cpu")}
     raise ConfigError(f"GGUF files have no rope type {rope.type!r}")
 
 

@@ -41,6 +41,7 @@ SPECIAL_KEYS = {
 _KINDS = {
     "gpt2": "byte-level BPE",
     "llama": "SentencePiece BPE",
+    "gemma4": "SentencePiece BPE with merges",
     "bert": "WordPiece",
     "t5": "SentencePiece unigrams",
 }
@@ -73,6 +74,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
             return _complete(unigram(keys, sentinels), keys, template, (False, True))
         if kind == "llama":
             return _complete(_sentencepiece(keys), keys, template, (True, False))
+        if kind == "gemma4":
+            return _complete(_with_merges(keys), keys, template, (True, False))
         split = SPLITS[pre]
         ends = split.adds_bos, split.adds_eos
         return _complete(_byte_level(keys, split), keys, template, ends)
@@ -105,6 +108,19 @@ def _sentencepiece(keys: Keys) -> tokenizers.Tokenizer:
     )
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     backend.decoder = decoders.Sequence(steps + [decoders.Strip(" ", 1, 0)] * prefixed)
+    return backend
+
+
+def _with_merges(keys: Keys) -> tokenizers.Tokenizer:
+    """Gemma 4's kind: the same with merges of its own, and nothing put before a text."""
+    from tokenizers import decoders, normalizers
+
+    keys.expect("add_space_prefix", False)
+    merges = [_pair(merge) for merge in keys.texts("merges")]
+    backend = _bpe(keys.texts("tokens"), merges, fuse_unk=True, byte_fallback=True)
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(steps)
     return backend
 
 

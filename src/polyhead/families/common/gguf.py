@@ -54,6 +54,9 @@ _HARMLESS = frozenset(
 
 # Settings that may differ between layers.
 _BY_LAYER = frozenset(("attention.head_count", "attention.head_count_kv", "feed_forward_length"))
+# Lists that are taken as they are, and settings that are texts.
+_LISTS = frozenset((*WINDOWS, "activation_sparsity_scale"))
+_TEXTS = frozenset(("hidden_act",))
 SIGMOID: Mapping[str, int] = {"expert_gating_func": 2}
 """Of mixtures that score experts by a sigmoid each."""
 EXPERTS = tuple(
@@ -84,6 +87,10 @@ def _no_more(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def _no_settings(config: TransformerConfig) -> Mapping[str, Any]:
+    return {}
+
+
 def _any_file(metadata: Mapping[str, Any]) -> bool:
     return True
 
@@ -94,6 +101,18 @@ def layer_types(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(windows, list):
         return {}
     return {"layer_types": [SLIDING if each else FULL for each in windows]}
+
+
+def shape_of(values: Mapping[str, Any], name: str) -> tuple[int, ...]:
+    """The shape of a tensor of the file, from what ``Gguf.values`` is given.
+
+    Raises:
+        ConfigError: It is missing.
+    """
+    found = values[".tensors"].get(name)
+    if found is None:
+        raise ConfigError(f"tensor {name!r} is missing")
+    return tuple(found.shape)
 
 
 def has_experts(metadata: Mapping[str, Any]) -> bool:
@@ -143,8 +162,11 @@ class Gguf:
         joined: Tensors that come in parts.
         norms: What the converter adds to the weights of norms.
         causal: Whether a query sees no key after it.
-        values: From the keys so far, further ones that the format leaves to the reader.
+        values: From the keys so far, further ones that the format leaves to the reader;
+            ``".tensors"`` is the file's tensors by name, which have a shape.
+        settings_of: From the configuration, settings that no single key of config.json says.
         fits: Whether a file of the architecture, by its metadata, is of this family.
+        saved: Whether models are written as this architecture too.
     """
 
     arch: str
@@ -157,7 +179,9 @@ class Gguf:
     norms: float = 0.0
     causal: bool = True
     values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_more
+    settings_of: Callable[[TransformerConfig], Mapping[str, Any]] = _no_settings
     fits: Callable[[Mapping[str, Any]], bool] = _any_file
+    saved: bool = True
 
     def table(self, table: Tensors) -> Tensors:
         """The family's table with GGUF names."""
@@ -247,7 +271,7 @@ class Settings:
 def read_settings(
     gguf: Gguf,
     metadata: Mapping[str, Any],
-    tensors: Collection[str],
+    tensors: Mapping[str, Any],
     where: object,
     numbers: Callable[[str], Sequence[float]],
 ) -> Settings:
@@ -256,7 +280,7 @@ def read_settings(
     Args:
         gguf: What the family states for GGUF.
         metadata: Metadata of the file's header.
-        tensors: The file's names.
+        tensors: The file's tensors by name; only their shapes are looked at.
         where: The file, for messages.
         numbers: Reads one of ``rope_tensors``.
 
@@ -306,7 +330,10 @@ def read_settings(
     if by_layer:
         hints["head_dim"] = head_dim
     whole = {**hints, **values}
-    stated = {**whole, **gguf.values(whole)}
+    try:
+        stated = {**whole, **gguf.values({**whole, ".tensors": tensors})}
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
     stated = {key: value for key, value in stated.items() if not key.startswith(".")}
     return Settings(stated, shown, frozenset(hints), by_layer)
 
@@ -337,12 +364,14 @@ def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object)
 def _single(keys: Keys, setting: str, layers: int) -> Any:
     """A setting that files give once for all layers, or as a list with one entry per layer."""
     value = keys.take(setting)
+    if setting in _TEXTS:
+        return keys.text(setting)
     for each in value if isinstance(value, list) else (value,):
         # Families calculate with them before their readers see them.
         flag = isinstance(each, bool) and setting in SETTINGS
         if flag or not isinstance(each, int | float):
             raise keys.refused(setting, value, "a number")
-    if not isinstance(value, list) or setting.startswith("rope.") or setting in WINDOWS:
+    if not isinstance(value, list) or setting.startswith("rope.") or setting in _LISTS:
         return value
     same = len({*map(repr, value)}) == 1
     if len(value) != layers or not (same or setting in _BY_LAYER):

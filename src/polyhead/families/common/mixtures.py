@@ -187,3 +187,9 @@ def drafting(values: Mapping[str, Any]) -> dict[str, str]:
     first, extra = values["num_hidden_layers"], values.get("num_nextn_predict_layers") or 0
     numbers = "|".join(str(first + i) for i in range(extra))
     return {rf"layers\.({numbers})\..+": DRAFTS} if extra else {}
+
+
+def without_drafts(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of layers of a GGUF file, which counts those among the others."""
+    extra = values.get("num_nextn_predict_layers", 0)
+    return {"num_hidden_layers": values["num_hidden_layers"] - extra}
