@@ -114,6 +114,8 @@ def refuses(port: int) -> bool:
         socket.create_connection(("127.0.0.1", port), timeout=20).close()
     except ConnectionRefusedError:
         return True
+    except ConnectionResetError:  # it was waiting when the listener closed
+        return False
     return False
 
 
@@ -150,6 +152,41 @@ def test_sigterm_lets_requests_finish_and_a_second_one_ends_the_rest(folder: Pat
             assert "[DONE]" not in answer
         _, told = process.communicate(timeout=20)
         assert (process.returncode, told) == (0, "")
+
+
+def test_a_router_lets_streams_finish_and_a_second_sigterm_ends_the_rest(folder: Path) -> None:
+    with ExitStack() as stack:
+        _, worker = stack.enter_context(serving(folder))
+        process, port = stack.enter_context(
+            listening("route", f"http://127.0.0.1:{worker}", "--port", "0")
+        )
+        late = Client(port, body(max_tokens=2), held=9)
+        silent = Client(port, body(max_tokens=2), held=9)
+        unstreamed = Client(port, body(max_tokens=150_000))
+        short = Client(port, body(max_tokens=150, stream=True)).begun()
+        long = Client(port, body(max_tokens=150_000, stream=True)).begun()
+        process.send_signal(signal.SIGTERM)
+        until_it_refuses(port)
+        late.send_rest()
+        answer = late.said()
+        assert answer.startswith("HTTP/1.1 503 ")
+        assert ENDING in answer
+        answer = short.said()
+        assert "data: [DONE]" in answer
+        assert whole(answer)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        answer = long.said()
+        assert '"code": "shutting_down"' in answer
+        assert whole(answer)
+        assert "[DONE]" not in answer
+        for client in (unstreamed, silent):
+            answer = client.said()
+            assert answer.startswith("HTTP/1.1 503 ")
+            assert ENDING in answer
+        _, told = process.communicate(timeout=20)
+        assert (process.returncode, told) == (0, "")
+        assert post(worker, TEXTS, body(max_tokens=3))[0] == 200
 
 
 @pytest.mark.slow

@@ -20,15 +20,16 @@ def route(
     """Send requests to several servers of ``polyhead serve``.
 
     Requests that begin alike go to the same server, which has their prefix; where it is down, to
-    the next. Every request is checked by its server: give all of them the same keys.
+    the next. Every request is checked by its server: give all of them the same keys. SIGTERM and
+    Ctrl-C let requests finish, for 25 s; a second one ends them.
     """
     import asyncio
+    import signal
 
     from polyhead.cli.terminal import console
 
     try:
-        from polyhead.serving.http.route import Router, address_of
-        from polyhead.serving.http.route import route as listen
+        from polyhead.serving.http.route import Router, address_of, run
     except ModuleNotFoundError as error:
         raise UnsupportedError(
             f"polyhead route needs {error.name}: pip install 'polyhead[serve]'"
@@ -37,12 +38,9 @@ def route(
         address_of(url)
     screen = console(stderr=True)
 
-    async def run() -> None:
-        listening = await listen(Router([*dict.fromkeys(servers)]), host, port)
-        shown = listening.sockets[0].getsockname()[1]
+    def tell(port: int) -> None:
         name = f"[{host}]" if ":" in host else host
-        screen.print(f"http://{name}:{shown}/v1  (Ctrl-C ends it)", soft_wrap=True)
-        async with listening:
-            await listening.serve_forever()
+        screen.print(f"http://{name}:{port}/v1  (Ctrl-C ends it)", soft_wrap=True)
 
-    asyncio.run(run())
+    if asyncio.run(run(Router([*dict.fromkeys(servers)]), host, port, tell)) == signal.SIGINT:
+        raise KeyboardInterrupt

@@ -30,7 +30,7 @@ MOST_CONNECTIONS = 768
 GRACE_SECONDS = 25.0
 """Seconds that requests have to finish after SIGTERM; the others then get an error."""
 
-_TELLING_SECONDS = 3
+TELLING_SECONDS = 3
 """Seconds that telling them may take."""
 
 
@@ -96,7 +96,7 @@ def configuration(app: Any, log_level: str = "warning") -> uvicorn.Config:
     return uvicorn.Config(
         app, log_level=log_level, access_log=False, http=Connection, ws="none", lifespan="on",
         h11_max_incomplete_event_size=16 << 10, timeout_keep_alive=15,
-        timeout_graceful_shutdown=int(GRACE_SECONDS) + _TELLING_SECONDS, server_header=False,
+        timeout_graceful_shutdown=int(GRACE_SECONDS) + TELLING_SECONDS, server_header=False,
         proxy_headers=False, backlog=512,
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ class Server(uvicorn.Server):
             await asyncio.wait([ending], timeout=0.1)
         if not ending.done():
             await asyncio.to_thread(self._models.close, 0.0)
-            await asyncio.wait([asyncio.create_task(self._told())], timeout=_TELLING_SECONDS)
+            await asyncio.wait([asyncio.create_task(self._told())], timeout=TELLING_SECONDS)
             self.force_exit = True  # waits for nobody else
         await ending
 
