@@ -20,6 +20,7 @@ from polyhead import native
 from polyhead.config import (
     AltUpConfig,
     BlockMeansConfig,
+    CompressedAttentionConfig,
     CyclesConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
@@ -76,6 +77,10 @@ SPARSE = SparseLatentAttentionConfig(
 )
 MOBA = SelectiveAttentionConfig(16, 4, 64, rope=RopeConfig(), selector=BlockMeansConfig(64, 4))
 NSA = NativeSparseAttentionConfig(16, 4, 64, rope=RopeConfig(), top_k=6)
+COMPRESSED = CompressedAttentionConfig(
+    16, 64, 96, 16, 128, 4, 64, rope=RopeConfig(), block_size=4, overlap=True,
+    indexer=IndexerConfig(16, 32, 64, rotates="last"),
+)  # fmt: skip
 SCRATCH = 272 * KIB
 """What oneDNN's products in bfloat16 rearrange, and a few numbers per token: norms, experts."""
 TILES_OF_WEIGHTS = torch.cpu._is_amx_tile_supported()
@@ -151,6 +156,12 @@ LAYERS = {
     # Of these a plan counts the most of several stages, each a little more than it takes.
     "chosen blocks": Case(LayerConfig(MOBA, NARROW), share=0.5, tokens=LONG, tiles=TILES),
     "three branches": Case(LayerConfig(NSA, NARROW), share=0.5, tokens=LONG, tiles=TILES),
+    "compressed blocks": Case(LayerConfig(COMPRESSED, NARROW), share=0.8, tiles=TILES),
+    "a window of one key": Case(
+        LayerConfig(replace(COMPRESSED, block_size=None, overlap=False, indexer=None), NARROW),
+        share=0.8,
+        tiles=TILES,
+    ),
     "chosen latents": Case(LayerConfig(SPARSE, NARROW), share=0.6, tokens=LONG, tiles=TILES),
     "gated DeltaNet": Case(
         LayerConfig(GatedDeltaNetConfig(8, 4, 32, 32), NARROW), share=0.6, tiles=CHUNKS

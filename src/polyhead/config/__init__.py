@@ -10,6 +10,7 @@ from polyhead.config.attention import (
     RelativeBiasConfig,
 )
 from polyhead.config.block_sums import BlockSumsAttentionConfig
+from polyhead.config.compressed import CompressedAttentionConfig
 from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.cycles import CyclesConfig
@@ -79,6 +80,7 @@ __all__ = [
     "BlockMeansConfig",
     "BlockSumsAttentionConfig",
     "CallCost",
+    "CompressedAttentionConfig",
     "ConvolutionConfig",
     "CrossLayerAttentionConfig",
     "CyclesConfig",

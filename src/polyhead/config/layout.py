@@ -78,6 +78,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "sparse_latent": "polyhead.config.sparse_latent",
         "gated": "polyhead.config.gated_attention",
         "selective": "polyhead.config.selective_attention",
+        "compressed": "polyhead.config.compressed",
         "native_sparse": "polyhead.config.native_sparse",
         "sub_norm": "polyhead.config.sub_norm",
         "differential": "polyhead.config.differential_attention",

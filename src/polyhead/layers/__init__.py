@@ -8,6 +8,7 @@ from is in ``polyhead.config``.
 from polyhead.config import (
     AttentionConfig,
     BlockSumsAttentionConfig,
+    CompressedAttentionConfig,
     CrossLayerAttentionConfig,
     CyclesConfig,
     DenseAndExpertsConfig,
@@ -47,6 +48,7 @@ from polyhead.config import (
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
+from polyhead.layers.compressed_attention import CompressedAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.cycles import Cycles
 from polyhead.layers.dense_and_experts import DenseAndExperts
@@ -87,6 +89,8 @@ __all__ = [
     "AttentionRecord",
     "BlockSumsAttention",
     "BlockSumsAttentionConfig",
+    "CompressedAttention",
+    "CompressedAttentionConfig",
     "CrossLayerAttention",
     "CrossLayerAttentionConfig",
     "Cycles",

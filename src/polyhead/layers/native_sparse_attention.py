@@ -36,7 +36,7 @@ from polyhead.layers.record import hooks_here
 from polyhead.layers.recurrent import real_tokens
 from polyhead.layers.registry import register_builder
 from polyhead.layers.selectors.base import best_blocks
-from polyhead.layers.selectors.places import Places
+from polyhead.layers.selectors.places import Places, pooled_blocks
 from polyhead.semantics import Causal, DenseSource, Keep, KeyValueSource, Mask, Window
 
 
@@ -179,14 +179,7 @@ class NativeSparseAttention(MultiHeadAttention):
             tail: ``[B, l − 1 + T, W]``, the new tokens behind the last ones before them.
             places: Where the tokens stand.
         """
-        d, l = self.config.stride, self.config.block_size  # noqa: E741  # the paper's letter
-        before = torch.tensor(places.before, device=tail.device)
-        n = max(b // d - a // d for a, b in zip(places.before, places.after, strict=True))
-        first = before % d  # tokens of the stride that has begun
-        ends = (torch.arange(1, n + 1, device=tail.device) * d)[None] - first[:, None]
-        index = (ends[..., None] - 1 + torch.arange(l, device=tail.device)).flatten(1)
-        index = index.clamp(max=tail.shape[1] - 1)[..., None].expand(-1, -1, tail.shape[-1])
-        blocks = tail.gather(1, index).view(len(tail), n, l, tail.shape[-1])
+        blocks = pooled_blocks(tail, places, self.config.block_size, self.config.stride)
         k, v = torch.split(blocks, self._widths, dim=-1)
         k = self.compress_k(self._by_head(k))
         v = self.compress_v(self._by_head(v))

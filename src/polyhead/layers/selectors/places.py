@@ -139,6 +139,28 @@ def whole_blocks(
     return k, v
 
 
+def pooled_blocks(tail: Tensor, places: Places, size: int, stride: int) -> Tensor:
+    """``[B, n, size, W]`` what the entries that new tokens complete are made of.
+
+    Args:
+        tail: ``[B, size − 1 + T, W]``, the new tokens of each row behind the last ones before them.
+        places: Where the tokens stand.
+        size: Tokens that an entry is made of, up to its last.
+        stride: Tokens from one entry to the next.
+
+    Returns:
+        n of the row with most; a row with fewer has others behind its own.
+    """
+    before = torch.tensor(places.before, device=tail.device)
+    pairs = zip(places.before, places.after, strict=True)
+    n = max(after // stride - had // stride for had, after in pairs)
+    first = before % stride  # tokens of the stride that has begun
+    ends = (torch.arange(1, n + 1, device=tail.device) * stride)[None] - first[:, None]
+    index = (ends[..., None] - 1 + torch.arange(size, device=tail.device)).flatten(1)
+    index = index.clamp(max=tail.shape[1] - 1)[..., None].expand(-1, -1, tail.shape[-1])
+    return tail.gather(1, index).view(len(tail), n, size, tail.shape[-1])
+
+
 def read_range(source: KeyValueSource, start: int, stop: int) -> tuple[Tensor, Tensor]:
     """``[B, G, n, D]`` and ``[B, G, n, V]``: the keys and values at some indexes."""
     pairs = []
