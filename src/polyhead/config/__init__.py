@@ -39,7 +39,7 @@ from polyhead.config.global_window import GlobalWindowAttentionConfig
 from polyhead.config.grouped import GroupedAttentionConfig, GroupedFeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.hybrid_heads import HybridHeadsConfig
-from polyhead.config.hyper_connections import HyperConnectionsConfig
+from polyhead.config.hyper_connections import HyperConnectionsConfig, MixedConnectionsConfig
 from polyhead.config.identity_mixture import IdentityMixtureConfig
 from polyhead.config.initial import InitialConfig
 from polyhead.config.latent import LatentAttentionConfig
@@ -67,6 +67,7 @@ from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
+from polyhead.config.token_mixture import TokenMixtureConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
 
 __all__ = [
@@ -117,6 +118,7 @@ __all__ = [
     "Mamba2Config",
     "MambaConfig",
     "Memory",
+    "MixedConnectionsConfig",
     "MixtureConfig",
     "NativeSparseAttentionConfig",
     "Network",
@@ -148,6 +150,7 @@ __all__ = [
     "Tail",
     "TaskHeadConfig",
     "TokenDropoutConfig",
+    "TokenMixtureConfig",
     "TransformerConfig",
     "first_lambda",
 ]

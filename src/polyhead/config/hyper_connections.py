@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from polyhead.config.data import check_positive
+from polyhead.config.data import check_positive, check_whole
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.streams import StreamsConfig
 
@@ -53,3 +53,30 @@ class HyperConnectionsConfig(StreamsConfig, kind="hyper_connections"):
     def held_activation_elements(self, embed_dim: int) -> int:
         # Weights of half precision are made and applied in float32.
         return 6 * self.count * embed_dim
+
+
+@dataclass(frozen=True)
+class MixedConnectionsConfig(HyperConnectionsConfig, kind="mixed_connections"):
+    """Manifold-constrained hyper-connections (Xie et al. 2025, arXiv 2512.24880), as DeepSeek-V4
+    has them.
+
+    What a part reads and writes is weighed as in ``HyperConnectionsConfig``, but for ``eps``, which
+    is not added to weights of what is written. The streams themselves are mixed by a matrix that
+    depends on the token, whose rows and columns sum to 1.
+
+    Attributes:
+        iterations: Times that columns are scaled to sum to 1, with rows between (Sinkhorn and
+            Knopp). ``eps`` is added to sums too.
+    """
+
+    iterations: int = 20
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_whole("iterations", self.iterations)
+
+    def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
+        n = self.count
+        rows = 2 * n + n * n
+        yield ParameterGroup("feed_forward", 1, rows * n * embed_dim, as_numbers=True)
+        yield ParameterGroup("feed_forward", 1, rows + 3, multiplied=False)

@@ -148,7 +148,14 @@ class LayerConfig(Data):
             )
 
     def _check_shortcut(self, norms_input: bool) -> None:
-        """Raises where a shortcut does not go with the other fields."""
+        """Raises where a shortcut, or ids of tokens, do not go with the other fields."""
+        apart = self.parallel is not None or self.feed_forward is None
+        ids = [each for each in self.networks if each.reads_tokens]
+        if ids and (apart or self.shortcut in ids):
+            raise ConfigError(
+                f"a {type(ids[0]).__name__} reads ids as the feed_forward network behind "
+                f"attention: got parallel={self.parallel!r}, shortcut={self.shortcut}"
+            )
         if self.shortcut is None and not self.joins_shortcut:
             return
         reads = self.feed_forward is not None and not norms_input and self.parallel is None
@@ -211,7 +218,13 @@ class LayerConfig(Data):
     def takes_handed(self) -> bool:
         """Whether it hands something on to later layers of a call, or reads it."""
         attention, beside = self.attention, self.per_layer_input or self.shortcut
-        return bool(attention.hands_on or attention.reads or beside or self.joins_shortcut)
+        handed = self.reads_tokens or self.joins_shortcut
+        return bool(attention.hands_on or attention.reads or beside or handed)
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether its feed-forward network reads the ids of the call."""
+        return self.feed_forward is not None and self.feed_forward.reads_tokens
 
     @property
     def networks(self) -> tuple[Network, ...]:

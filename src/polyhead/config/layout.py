@@ -23,6 +23,9 @@ from polyhead.errors import ConfigError
 EMBEDDING = -1
 """The number under which the embedding hands on, and what a call is given beside tokens."""
 
+TOKENS = "tokens"
+"""The ids of a call, ``[B, T]``, which networks may read from the embedding."""
+
 GLOBAL_TOKENS = "global_tokens"
 """What a call of an encoder may name, ``[B, T]`` bool; None is handed on where it does not."""
 
@@ -226,12 +229,15 @@ class Network(OneOfSeveral, ABC):
         "plain": "polyhead.config.feed_forward",
         "mixture": "polyhead.config.mixture",
         "identity_mixture": "polyhead.config.identity_mixture",
+        "token_mixture": "polyhead.config.token_mixture",
         "sub_norm": "polyhead.config.sub_norm",
         "dense_and_experts": "polyhead.config.dense_and_experts",
         "grouped": "polyhead.config.grouped",
     }
     norms_input: ClassVar[bool] = False
     """Whether it norms what it reads by itself, so that its layer has no norm before it."""
+    reads_tokens: ClassVar[bool] = False
+    """Whether it reads the ids of the call (``TOKENS``), which are handed on to it."""
 
     @abstractmethod
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:

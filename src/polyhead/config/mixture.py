@@ -26,9 +26,10 @@ class MixtureConfig(Network, kind="mixture"):
         shared_scale: Factor of the shared network's output; with ``scale`` 1/2 too, the sum becomes
             an average (Cohere 2 MoE).
         router_bias: The router adds a learned number per expert (GPT-OSS).
-        scoring: ``"softmax"`` (Mixtral, DeepSeek-V2), ``"sigmoid"`` (DeepSeek-V3, Llama 4) or
-            ``"sparsemixer"`` (PhiMoE: two experts; each weight is a softmax over the experts
-            whose score is near the best of those left, see ``jitter``).
+        scoring: ``"softmax"`` (Mixtral, DeepSeek-V2), ``"sigmoid"`` (DeepSeek-V3, Llama 4),
+            ``"sqrtsoftplus"`` (the root of softplus, DeepSeek-V4) or ``"sparsemixer"`` (PhiMoE: two
+            experts; each weight is a softmax over the experts whose score is near the best of those
+            left, see ``jitter``).
         jitter: For sparsemixer, experts count as near within 2 · jitter of the best, relatively.
         choice_bias: A number per expert that is added for the choice alone (DeepSeek-V3, GLM-4
             MoE, MiniMax-M2).
@@ -54,7 +55,7 @@ class MixtureConfig(Network, kind="mixture"):
     num_experts: int
     experts_per_token: int
     shared: FeedForwardConfig | None = None
-    scoring: Literal["softmax", "sigmoid", "sparsemixer"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus", "sparsemixer"] = "softmax"
     choice_bias: bool = False
     normalize: bool = False
     scale: float = 1.0
@@ -71,7 +72,8 @@ class MixtureConfig(Network, kind="mixture"):
     output_bias: bool = False
 
     def __post_init__(self) -> None:
-        check_choice("scoring", self.scoring, ("softmax", "sigmoid", "sparsemixer"))
+        known = ("softmax", "sigmoid", "sqrtsoftplus", "sparsemixer")
+        check_choice("scoring", self.scoring, known)
         check_choice("weighs", self.weighs, ("output", "input"))
         for network in (self.expert, self.shared):
             if network is not None and type(network) is not FeedForwardConfig:

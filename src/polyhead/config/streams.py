@@ -31,6 +31,7 @@ class StreamsConfig(OneOfSeveral, ABC):
     where: ClassVar[Mapping[str, str]] = {
         "altup": "polyhead.config.streams",
         "hyper_connections": "polyhead.config.hyper_connections",
+        "mixed_connections": "polyhead.config.hyper_connections",
         "cycles": "polyhead.config.cycles",
     }
     around_layer: ClassVar[bool]

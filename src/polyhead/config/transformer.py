@@ -268,6 +268,8 @@ def _check_per_layer(config: TransformerConfig) -> None:
             )
     if any(layer.per_layer_input is not None for layer in config.encoder_layers):
         raise ConfigError("encoder_layers read no per_layer_input: there is none in an encoder")
+    if any(layer.reads_tokens for layer in config.encoder_layers):
+        raise ConfigError("encoder_layers have no networks that read ids: these are the decoder's")
 
 
 def _check_distances(config: TransformerConfig) -> None:

@@ -34,6 +34,7 @@ from polyhead.config import (
     LightningAttentionConfig,
     Mamba2Config,
     MambaConfig,
+    MixedConnectionsConfig,
     MixtureConfig,
     NativeSparseAttentionConfig,
     NormConfig,
@@ -45,6 +46,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
+    TokenMixtureConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
@@ -65,7 +67,7 @@ from polyhead.layers.global_prefix_attention import GlobalPrefixAttention
 from polyhead.layers.global_window_attention import GlobalWindowAttention
 from polyhead.layers.grouped import GroupedAttention, GroupedFeedForward
 from polyhead.layers.hybrid_heads import HybridHeads
-from polyhead.layers.hyper_connections import HyperConnections
+from polyhead.layers.hyper_connections import HyperConnections, MixedConnections
 from polyhead.layers.identity_experts import IdentityExperts
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
@@ -81,6 +83,7 @@ from polyhead.layers.selective_attention import SelectiveAttention
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
+from polyhead.layers.token_experts import TokenExperts
 from polyhead.layers.transformer_layer import TransformerLayer
 
 __all__ = [
@@ -143,6 +146,8 @@ __all__ = [
     "Mamba2",
     "Mamba2Config",
     "MambaConfig",
+    "MixedConnections",
+    "MixedConnectionsConfig",
     "MixtureConfig",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
@@ -166,6 +171,8 @@ __all__ = [
     "SubNormAttentionConfig",
     "SubNormFeedForward",
     "SubNormFeedForwardConfig",
+    "TokenExperts",
+    "TokenMixtureConfig",
     "TransformerLayer",
     "build_norm",
 ]

@@ -1,6 +1,6 @@
 """A mixture of experts: every token is processed by a few of many feed-forward networks.
 
-    s = score(x Wr)                      softmax over all experts, or a sigmoid each
+    s = score(x Wr)                      softmax over all experts, a sigmoid or √softplus each
     chosen = the k greatest s + bias     among the best groups of experts, where there are groups
     out = scale · Σ_chosen w_e expert_e(x) + shared_scale · shared(x),   w = s, or s / Σ_chosen s
 
@@ -67,8 +67,7 @@ class Experts(Fixed):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``."""
-        flat = x.reshape(-1, x.shape[-1])
-        weights, chosen, share = self._routed(flat)
+        weights, chosen, share = self._routed(x.reshape(-1, x.shape[-1]))
         if self.config.capacity is not None:
             in_time = self._in_time(chosen.view(*x.shape[:-1], -1), self.config.capacity)
             if batch_invariant.is_enabled() and not in_time.all():
@@ -77,7 +76,13 @@ class Experts(Fixed):
                     f"(capacity={self.config.capacity}): who finds room depends on the call"
                 )
             weights = weights * in_time
-        out = self._visited(flat, weights, chosen).view_as(x)
+        return self._answered(x, weights, chosen, share)
+
+    def _answered(
+        self, x: Tensor, weights: Tensor, chosen: Tensor, share: Tensor | None = None
+    ) -> Tensor:
+        """``[B, T, E]`` what the visited experts and the shared network give."""
+        out = self._visited(x.reshape(-1, x.shape[-1]), weights, chosen).view_as(x)
         if self.output_bias is not None:
             out = out + self.output_bias
         if self.shared is None:
@@ -154,17 +159,27 @@ class Experts(Fixed):
         K = routing.visited
         return weights[:, :K], chosen, None if routing.shared_gate is None else weights[:, K]
 
-    def _scored(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        config = self.config
+    def _logits(self, x: Tensor) -> Tensor:
+        """``[M, X]`` in float32 or more, of ``[M, E]``."""
         precise = torch.promote_types(x.dtype, torch.float32)
         router, bias = self.router, self.router.bias
-        logits = F.linear(
+        return F.linear(
             x.to(precise), router.weight.to(precise), None if bias is None else bias.to(precise)
         )
+
+    def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """``[M, K]`` weights of chosen experts."""
+        weights = scores.gather(1, chosen)
+        if self.config.normalize:
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
+        return weights * self.config.scale
+
+    def _scored(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        config, logits = self.config, self._logits(x)
         if config.scoring == "sparsemixer":
             weights, chosen = _sparsemixer(logits, config.experts_per_token, config.jitter)
             return weights * config.scale, chosen
-        scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(dim=-1)
+        scores = scores_of(logits, config.scoring)
         choice = logits if config.choice_bias_of == "logits" else scores
         if self.choice_bias is not None:
             choice = choice + self.choice_bias
@@ -175,14 +190,18 @@ class Experts(Fixed):
             open_ = torch.zeros_like(grouped[..., 0]).scatter(1, kept, 1.0)
             choice = grouped.masked_fill(open_[..., None] == 0.0, -torch.inf).flatten(1)
         chosen = choice.topk(config.experts_per_token, dim=-1).indices
-        weights = scores.gather(1, chosen)
-        if config.normalize:
-            weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
-        return weights * config.scale, chosen
+        return self._weights(scores, chosen), chosen
 
     def extra_repr(self) -> str:
         config = self.config
         return f"{config.experts_per_token} of {config.num_experts}, scoring={config.scoring}"
+
+
+def scores_of(logits: Tensor, scoring: str) -> Tensor:
+    """The experts' scores ``[M, X]``."""
+    if scoring == "sqrtsoftplus":
+        return F.softplus(logits).sqrt()
+    return logits.sigmoid() if scoring == "sigmoid" else logits.softmax(dim=-1)
 
 
 def _is_recorded() -> bool:
@@ -221,6 +240,7 @@ def native_routing(experts: Experts, x: Tensor) -> Routing | None:
     if (
         router is None
         or config.choice_bias_of != "scores"
+        or config.scoring not in SCORINGS
         or len(router.weight) != config.num_experts
         or (gate is not None and gate_weight is None)
         or not (bias is None or bias.dtype in (x.dtype, torch.float32))

@@ -5,7 +5,12 @@
 
 with f a part of a layer. At first all streams are the embedding; at last they are summed with
 weights that are made as a. Zhu et al. 2024, arXiv 2409.19606; HY 4 (Tencent, 2026), whose streams
-are mixed with each other in no other way.
+are mixed with each other in no other way. DeepSeek-V4's (2026) are:
+
+    s_i = Σ_j M_ji s_j + c_i f(x)           M = sinkhorn(softmax(α_m r_m + b_m) + ε)
+
+with c without ε, and M scaled until its columns and rows sum to 1, columns last (Xie et al. 2025,
+arXiv 2512.24880).
 
 Shape letters: B batch, T tokens, n streams, E embed size.
 """
@@ -17,7 +22,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import HyperConnectionsConfig
+from polyhead.config import HyperConnectionsConfig, MixedConnectionsConfig
 from polyhead.layers.linear import product
 from polyhead.layers.streams import StreamEnds, StreamMixer, register_streams
 
@@ -60,6 +65,68 @@ class HyperConnections(StreamMixer):
     def write(self, kept: tuple[Tensor, Tensor], made: Tensor) -> Tensor:
         streams, weights = kept
         return (streams + weights[..., None] * made[..., None, :]).to(streams.dtype)
+
+
+class MixedConnections(StreamMixer):
+    """Reads and writes the streams around one part of a layer and mixes them; see the module.
+
+    Args:
+        embed_dim: Embedding size E of each stream.
+        config: Number of streams, magnitude of what is written, iterations.
+
+    Attributes:
+        weight: ``[2 n + n², n · E]`` W, for reading, for writing and for M.
+        bias: ``[2 n + n²]`` b.
+        factors: ``[3]`` α.
+    """
+
+    def __init__(self, embed_dim: int, config: MixedConnectionsConfig) -> None:
+        super().__init__()
+        self.config, n = config, config.count
+        rows = 2 * n + n * n
+        self.weight = nn.Parameter(torch.empty(rows, n * embed_dim))
+        self.bias, self.factors = nn.Parameter(torch.empty(rows)), nn.Parameter(torch.empty(3))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Sets the average of the streams to be read and each to be written to, and streams to stay
+        nearly as they are, all but for W.
+        """
+        n = self.config.count
+        _reset(self.weight, self.bias, self.factors, n)
+        with torch.no_grad():
+            self.bias[2 * n :] = 8.0 * torch.eye(n).flatten()
+
+    def read(self, streams: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
+        c, n = self.config, self.config.count
+        made = _weights(streams, self.weight, c.norm_eps)
+        sizes = [n, n, n * n]
+        to_read, to_write, to_mix = (
+            part * factor + bias
+            for part, factor, bias in zip(
+                torch.split(made, sizes, dim=-1),
+                self.factors.unbind(),
+                torch.split(self.bias, sizes),
+                strict=True,
+            )
+        )
+        x = _summed(streams, torch.sigmoid(to_read) + c.eps)
+        return x, (streams, c.magnitude * torch.sigmoid(to_write), self._balanced(to_mix))
+
+    def write(self, kept: tuple[Tensor, Tensor, Tensor], made: Tensor) -> Tensor:
+        streams, weights, mix = kept
+        mixed = torch.matmul(mix.mT.to(streams.dtype), streams)
+        return mixed + weights.to(streams.dtype)[..., None] * made[..., None, :]
+
+    def _balanced(self, made: Tensor) -> Tensor:
+        """``[..., n, n]`` M, from ``[..., n²]``."""
+        n, eps = self.config.count, self.config.eps
+        mix = made.view(*made.shape[:-1], n, n).softmax(dim=-1) + eps
+        mix = mix / (mix.sum(dim=-2, keepdim=True) + eps)
+        for _ in range(self.config.iterations - 1):
+            mix = mix / (mix.sum(dim=-1, keepdim=True) + eps)
+            mix = mix / (mix.sum(dim=-2, keepdim=True) + eps)
+        return mix
 
 
 class HyperConnectionEnds(StreamEnds):
@@ -117,3 +184,4 @@ def _reset(weight: Tensor, bias: Tensor, factors: Tensor, count: int) -> None:
 
 
 register_streams(HyperConnectionsConfig, HyperConnections, HyperConnectionEnds)
+register_streams(MixedConnectionsConfig, MixedConnections, HyperConnectionEnds)

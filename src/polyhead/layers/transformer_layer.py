@@ -158,6 +158,7 @@ class TransformerLayer(Fixed):
         for part in config.parts:  # an attribute each, which the decode plan compares
             setattr(self, f"_{part}_mix", config.mix(part))
         self._hands = bool(config.attention.hands_on or config.attention.reads)
+        self._reads_tokens = config.reads_tokens
         self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
         if config.cross_attention is not None:
@@ -347,7 +348,7 @@ class TransformerLayer(Fixed):
             h, x = self._entered(x, "feed_forward")
             if self.config.shortcut is not None and handed is not None:
                 handed.hand_on(SHORTCUT, self.shortcut(h))
-            h = self.feed_forward(h)
+            h = self.feed_forward(h, handed) if self._reads_tokens else self.feed_forward(h)
             x = self._joined(x, h, "feed_forward")
         if self.config.joins_shortcut:
             x = x + given_by_shortcut(handed)

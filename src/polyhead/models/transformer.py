@@ -22,7 +22,7 @@ from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.config.disentangled import DISTANCES
-from polyhead.config.layout import EMBEDDING
+from polyhead.config.layout import EMBEDDING, TOKENS
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
 from polyhead.layers.disentangled_attention import RelativeEmbedding
@@ -297,12 +297,14 @@ class Transformer(Fixed):
             return global_tokens_of_call(self.config.layers, global_tokens, ids)
         if self.relative_embedding is not None:
             return Handed(0, {(EMBEDDING, DISTANCES): self.relative_embedding()})
-        if self.per_layer_embedding is None:
-            return None
-        vectors = self.per_layer_embedding(ids, x)
+        values: dict[tuple[int, str], Tensor] = {}
+        if self.per_layer_embedding is not None:
+            values[EMBEDDING, "per_layer_input"] = self.per_layer_embedding(ids, x)
+        if any(layer.reads_tokens for layer in self.config.layers):
+            values[EMBEDDING, TOKENS] = ids
         if rows is not None:
-            vectors = rows.padded(vectors)
-        return Handed(0, {(EMBEDDING, "per_layer_input"): vectors})
+            values = {key: rows.padded(each) for key, each in values.items()}
+        return Handed(0, values) if values else None
 
     def logits(self, hidden: Tensor) -> Tensor:
         """``[B, T, E]`` hidden states to ``[B, T, W]`` logits.
