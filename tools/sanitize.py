@@ -78,8 +78,8 @@ def main() -> int:
             "PYTHONPATH": str(folder / "src"),
         }
         command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "worksteal"]
-        command += ["-p", "no:cacheprovider", "--timeout=1800"]
-        return subprocess.run([*command, *(sys.argv[1:] or TESTS)], cwd=ROOT, env=os.environ | watching).returncode
+        command += ["-p", "no:cacheprovider", "--timeout=1800", *(sys.argv[1:] or TESTS)]
+        return subprocess.run(command, cwd=ROOT, env=os.environ | watching).returncode
 
 
 def library(name: str) -> str:
