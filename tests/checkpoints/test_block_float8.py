@@ -98,7 +98,7 @@ def test_scales_that_are_missing_misshapen_or_left_over_are_named(published: Any
 @pytest.mark.parametrize(
     ("scheme", "words"),
     [
-        ({**SCHEME, "quant_method": "hqq"}, "quantization_config: quant_method is 'hqq'"),
+        ({**SCHEME, "quant_method": "eetq"}, "quantization_config: quant_method is 'eetq'"),
         ({**SCHEME, "fmt": "e5m2"}, "quantization_config: fmt is 'e5m2'; supported is 'e4m3'"),
         ({"quant_method": "fp8"}, "quantization_config: key 'weight_block_size' is missing"),
         ({**SCHEME, "weight_block_size": [0, 1]}, r"weight_block_size is \[0, 1\]; supported is"),

@@ -110,6 +110,67 @@ def _compressed(**weights: Any) -> dict[str, Any]:
     }
 
 
+def _torchao(name: str, kind: str, **sizes: int) -> dict[str, Any]:
+    granularity = {"_type": kind, "_version": 1, "_data": {"dim": -1, **sizes}}
+    data = {"granularity": granularity, "group_size": None, "set_inductor_config": True}
+    if name.startswith("Float8"):
+        data["weight_dtype"] = {"_type": "torch.dtype", "_data": "float8_e4m3fn"}
+    return {
+        "quant_method": "torchao",
+        "include_input_output_embeddings": False,
+        "modules_to_not_convert": None,
+        "untie_embedding_weights": False,
+        "quant_type": {"default": {"_type": name, "_version": 2, "_data": data}},
+    }
+
+
+def _of_torchao(rows: int | None, numbers: int | None, float8: bool = False) -> Written:
+    def each(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        codes = torch.randint(-100, 100, weight.shape, dtype=torch.int8)
+        groups = weight.shape[1] // (numbers or weight.shape[1])
+        scales = torch.rand(len(weight) if rows else 1, groups) * 0.01
+        stem = name.replace("weight", "_weight")
+        made = {f"{stem}_qdata": codes, f"{stem}_scale": scales}
+        if float8:
+            made[f"{stem}_qdata"] = codes.to(torch.float8_e4m3fn)
+        else:
+            made[f"{stem}_zero_point"] = torch.zeros(scales.shape, dtype=torch.int8)
+        by = scales.repeat_interleave(weight.shape[1] // groups, 1)
+        return made, made[f"{stem}_qdata"].float() * by
+
+    return each
+
+
+def _hqq_config(bits: int, **more: Any) -> dict[str, Any]:
+    weights = {"nbits": bits, "group_size": 32, "axis": 1, "channel_wise": True, "optimize": True}
+    weights |= {"round_zero": True, "view_as_float": False, **more}
+    stated = {"weight_quant_params": weights, "scale_quant_params": None}
+    stated |= {"zero_quant_params": None, "offload_meta": False}
+    return {"quant_method": "hqq", "quant_config": stated, "skip_modules": ["lm_head"]}
+
+
+def _hqq(bits: int, axis: int) -> Written:
+    """As HQQ's own ``state_dict`` has it: metadata are tensors too."""
+
+    def each(name: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        shape = (32, -1) if axis == 0 else (-1, 32)
+        codes = torch.randint(1 << bits, weight.shape).view(shape)
+        scales = torch.rand(codes.shape[0] if axis else 1, 1 if axis else codes.shape[1]) * 0.01
+        zeros = torch.rand(scales.shape) * (1 << bits)
+        packed = torch.zeros(len(codes) * bits // 8, codes.shape[1], dtype=torch.uint8)
+        for part in codes.to(torch.uint8).chunk(8 // bits):
+            packed = packed << bits | part
+        said = {"nbits": bits, "group_size": 32, "axis": axis, "view_as_float": 0, "quant_scale": 0}
+        stem = name.removesuffix("weight")
+        made = {f"{stem}{key}": torch.tensor(value) for key, value in said.items()}
+        made |= {f"{stem}W_q": packed, f"{stem}scale": scales, f"{stem}zero": zeros}
+        made[f"{stem}shape"] = torch.tensor([*weight.shape])
+        made[f"{stem}packing"] = torch.tensor([*b"4bit_u8"], dtype=torch.uint8)
+        return made, ((codes - zeros) * scales).view(weight.shape)
+
+    return each
+
+
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "producer": {"name": "modelopt"}}
 FOUR = {"quant_method": "bitsandbytes", "load_in_4bit": True, "_load_in_4bit": True}
 KINDS: dict[str, tuple[dict[str, Any], Written]] = {
@@ -119,6 +180,18 @@ KINDS: dict[str, tuple[dict[str, Any], Written]] = {
     "nf4, nested": (FOUR | {"bnb_4bit_use_double_quant": True}, _nf4(True, "nf4")),
     "fp4, nested": (FOUR | {"bnb_4bit_quant_type": "fp4"}, _nf4(True, "fp4")),
     "int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, _int8),
+    "torchao, rows": (_torchao("Int8WeightOnlyConfig", "PerRow"), _of_torchao(1, None)),
+    "torchao, groups": (
+        _torchao("Int8DynamicActivationInt8WeightConfig", "PerGroup", group_size=32),
+        _of_torchao(1, 32),
+    ),
+    "torchao, float8": (
+        _torchao("Float8WeightOnlyConfig", "PerTensor"),
+        _of_torchao(None, None, float8=True),
+    ),
+    "hqq, 4 bits": (_hqq_config(4), _hqq(4, 1)),
+    "hqq, 2 bits": (_hqq_config(2, axis=0), _hqq(2, 0)),
+    "hqq, 8 bits": (_hqq_config(8, group_size=None), _hqq(8, 1)),
 }
 
 
@@ -135,7 +208,7 @@ def test_numbers_are_those_that_codes_mean(kind: str, tmp_path: Path) -> None:
                 ours: Any = layer.attention if part == "self_attn" else layer.feed_forward
                 assert torch.equal(getattr(ours, f"{name}_proj").weight, wanted), (part, name)
     kept = load_checkpoint(tmp_path, None).model
-    assert {each.kind.name for each in matrices(kept).values()} - {"BF16"} <= {"I8"}
+    assert {each.kind.name for each in matrices(kept).values()} - {"BF16"} <= {"I8", "F8_E4M3"}
     assert torch.equal(decoded(kept, LLAMA.ids()), decoded(model, LLAMA.ids()))
     half = load_checkpoint(tmp_path, torch.bfloat16).model
     wanted = meant["model.layers.1.mlp.up_proj.weight"].bfloat16()
@@ -201,6 +274,13 @@ def test_mxfp4_experts_stay_in_the_bits_of_the_file(tmp_path: Path) -> None:
         ("nf4", "__nf4", lambda x: x[:-1], "must hold JSON"),
         ("nf4, nested", "nested_absmax", lambda x: x[1:], "a number for codes"),
         ("int8", "up_proj.SCB", lambda x: x[1:], "a number for a row"),
+        ("torchao, rows", "up_proj._weight_scale", None, "_weight_scale.*is missing"),
+        ("torchao, groups", "up_proj._weight_scale", lambda x: x[1:], "block of 1 × 32"),
+        ("hqq, 4 bits", "up_proj.zero", lambda x: x[1:], "a number for each group"),
+        ("hqq, 4 bits", "up_proj.scale", lambda x: x / 0, "must hold finite scales"),
+        ("hqq, 4 bits", "up_proj.shape", lambda x: x + 1, "for 15360 codes"),
+        ("hqq, 4 bits", "up_proj.nbits", lambda x: x * 2, "must be 4, as config.json says"),
+        ("hqq, 2 bits", "up_proj.quant_scale", lambda x: x + 1, "scales that are codes"),
     ],
 )
 def test_scales_that_do_not_fit_are_refused_by_name(
@@ -229,8 +309,12 @@ def test_an_exponent_that_is_no_number_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantization", "message"),
     [
-        ({"quant_method": "hqq"}, r"quant_method.*'bitsandbytes' \(else load the model with"),
-        ({"quant_method": "torchao", "quant_type": {}}, r"quant_method.*save its weights unpacked"),
+        ({"quant_method": "eetq"}, r"quant_method.*'torchao' \(else load the model with"),
+        (_torchao("Int4WeightOnlyConfig", "PerRow"), "_type is 'Int4W.*save its weights unpacked"),
+        (_torchao("Int8WeightOnlyConfig", "PerBlock"), "granularity: _type is 'PerBlock'"),
+        ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "quant_type.*unpacked"),
+        (_hqq_config(3), "weight_quant_params: nbits is 3; supported is 8 or 4 or 2 or 1"),
+        (_hqq_config(4, view_as_float=True), "view_as_float is True"),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quant_algo"),
         (_compressed(group_size=32), "group_size"),
         ({"quant_method": "bitsandbytes"}, "load_in_4bit.*but not both"),

@@ -4,7 +4,7 @@ DeepSeek-V3 (2024), §3.3.2: float8 e4m3, ``weight_scale_inv`` for blocks of 128
 compressed-tensors has the same, whole numbers (``weight``) or eight of 4 bits in 32
 (``weight_packed``), with ``weight_scale``. GPTQ and AWQ have eight codes in 32 bits of ``qweight``,
 features of the input first: those are put in the order of rows here, as many bytes as before. All
-others stay where they are.
+others stay where they are. torchao has such codes in tensors of its own (``_weight_qdata``).
 
 Activations are not quantized, which only faster kernels would need.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -25,6 +26,7 @@ from polyhead.quantization import scaled, unpack
 from polyhead.quantization.blocks import BlockType
 
 if TYPE_CHECKING:
+    from polyhead.checkpoints.formats.hqq_codes import Numbers
     from polyhead.checkpoints.formats.table_codes import TableCoded
 
 _PART = 1 << 20  # numbers that are computed at a time
@@ -96,13 +98,14 @@ class Codes:
         for name in [name for name in tensors if name.endswith(_OF_ACTIVATIONS)]:
             del tensors[name]
 
-    def __iter__(self) -> Iterator[tuple[str, Coded | TableCoded]]:
+    def __iter__(self) -> Iterator[tuple[str, Coded | TableCoded | Numbers]]:
         """Names of weights, as if they were numbers, with the codes of each.
 
         Raises:
             CheckpointError: A scale is missing, of another shape than it must have, or no scale.
         """
         from polyhead.checkpoints.formats import table_codes as tables
+        from polyhead.checkpoints.formats.hqq_codes import read_hqq
 
         of_tables = {
             "mxfp4": ("_blocks", torch.uint8, tables.read_mxfp4),
@@ -110,6 +113,7 @@ class Codes:
             "modelopt": (".weight", torch.uint8, tables.read_modelopt),
             "bitsandbytes-4": (".weight", torch.uint8, tables.read_bitsandbytes),
             "bitsandbytes-8": (".weight", torch.int8, tables.read_bitsandbytes),
+            "hqq": (".W_q", torch.uint8, read_hqq),
         }
         layout = self._scheme.layout
         end, dtype, read = of_tables.get(layout) or _LAYOUTS[layout]
@@ -121,6 +125,11 @@ class Codes:
                     raise self.wrong(name, f"has codes and shape {[*codes.shape]}: no matrix")
                 stem = name.removesuffix(end)
                 yield stem if stacked else f"{stem}.weight", read(self, stem, codes)
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self._scheme.bits
 
     def has(self, name: str) -> bool:
         """Whether the directory has a tensor that is not taken yet."""
@@ -188,17 +197,17 @@ class Codes:
     def _deepseek(self, stem: str, codes: Tensor) -> Coded:
         return self._float8(stem, codes, f"{stem}.weight_scale_inv")
 
-    def _float_quantized(self, stem: str, codes: Tensor) -> Coded:
-        return self._float8(stem, codes, f"{stem}.weight_scale")
+    def _float_quantized(self, stem: str, codes: Tensor, part: str = "weight") -> Coded:
+        return self._float8(stem, codes, f"{stem}.{part}_scale")
 
-    def _int_quantized(self, stem: str, codes: Tensor) -> Coded:
-        name, shape = f"{stem}.weight_scale", (codes.shape[0], codes.shape[1])
+    def _int_quantized(self, stem: str, codes: Tensor, part: str = "weight") -> Coded:
+        name, shape = f"{stem}.{part}_scale", (codes.shape[0], codes.shape[1])
         scales = self._scales(name, self.take(name, 8), None, shape)
-        zeros = self._tensors.pop(f"{stem}.weight_zero_point", None)
+        zeros = self._tensors.pop(f"{stem}.{part}_zero_point", None)
         if zeros is not None:
             zeros = zeros.reshape(-1, 1) if self._scheme.rows is None else zeros
             size = scales.scales.shape[0], scales.scales.shape[1]
-            name = f"{stem}.weight_zero_point"
+            name = f"{stem}.{part}_zero_point"
             self.fit(name, zeros, size, "that of the scales", torch.int8)
             zeros = zeros.contiguous().view(torch.uint8) if zeros.any() else None
         blocks = codes.contiguous().view(torch.uint8)
@@ -302,6 +311,7 @@ def _spread_by_awq(words: Tensor, bits: int) -> Tensor:
     return codes.view(*codes.shape[:-1], -1, 8)[..., _OF_AWQ].flatten(-2)
 
 
+_TORCHAO = "._weight_qdata"
 _LAYOUTS: dict[str, tuple[str, torch.dtype, Callable[[Codes, str, Tensor], Coded]]] = {
     "fp8": (".weight", torch.float8_e4m3fn, Codes._deepseek),
     "float-quantized": (".weight", torch.float8_e4m3fn, Codes._float_quantized),
@@ -309,5 +319,11 @@ _LAYOUTS: dict[str, tuple[str, torch.dtype, Callable[[Codes, str, Tensor], Coded
     "pack-quantized": (".weight_packed", torch.int32, Codes._pack_quantized),
     "gptq": (".qweight", torch.int32, Codes._gptq),
     "awq": (".qweight", torch.int32, Codes._awq),
+    "torchao-int8": (_TORCHAO, torch.int8, partial(Codes._int_quantized, part="_weight")),
+    "torchao-float8": (
+        _TORCHAO,
+        torch.float8_e4m3fn,
+        partial(Codes._float_quantized, part="_weight"),
+    ),
 }
 """How the name of codes ends, their dtype, and what reads them."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.checkpoints import adapters
 from polyhead.checkpoints.formats.coded import Coded, Codes
+from polyhead.checkpoints.formats.hqq_codes import Numbers
 from polyhead.checkpoints.formats.parts import Blocks, Parts
 from polyhead.checkpoints.formats.safetensors_files import read_tensors
 from polyhead.checkpoints.formats.sentence_modules import METADATA, PROJECTION, read_sentences
@@ -118,7 +119,12 @@ def read_directory(
         for name, each in Codes(tensors, scheme, directory):
             if table.is_dropped(name):
                 dropped.append(name)
-            elif keep and adapter is None and _stays(name, each, table, config):
+            elif (
+                keep
+                and adapter is None
+                and not isinstance(each, Numbers)
+                and _stays(name, each, table, config)
+            ):
                 made, called = _placed(name, each, table, config, directory)
                 blocks |= made
                 kept_names |= called

@@ -10,6 +10,7 @@ from polyhead.errors import ConfigError, shortened
 from polyhead.families.common.keys import Keys
 
 KEY = "quantization_config"
+_WAY = "else load the model with the library that made it and save its weights unpacked"
 _HARMLESS = {
     "fp8": ("activation_scheme", "modules_to_not_convert"),
     "gptq": (
@@ -25,6 +26,8 @@ _HARMLESS = {
         "modules_to_not_convert", "backend", "do_fuse", "fuse_max_seq_len", "modules_to_fuse",
         "exllama_config",
     ),
+    "hqq": ("skip_modules",),
+    "torchao": ("modules_to_not_convert", "untie_embedding_weights"),
     "mxfp4": ("modules_to_not_convert", "dequantize"),
     "modelopt": (
         "ignore", "config_groups", "producer", "kv_cache_scheme", "group_size",
@@ -58,7 +61,7 @@ class Scheme:
     Attributes:
         layout: How tensors hold them: "fp8", "gptq", "awq", "pack-quantized", "int-quantized",
             "float-quantized" or "nvfp4-pack-quantized" (compressed-tensors), "modelopt", "mxfp4",
-            "bitsandbytes-4" or "bitsandbytes-8".
+            "bitsandbytes-4" or "bitsandbytes-8", "hqq", "torchao-int8" or "torchao-float8".
         bits: Of a code.
         rows: Of a weight that share a scale; None: all of them.
         numbers: Of a row that share a scale; None: all of them.
@@ -107,8 +110,7 @@ def read_scheme(values: Mapping[str, Any], where: object) -> Scheme | None:
     method = keys.take("quant_method")
     if not isinstance(method, str) or method not in _READERS:
         names = ", ".join(repr(name) for name in _READERS)
-        way = "else load the model with the library that made it and save its weights unpacked"
-        raise keys.refused("quant_method", method, f"{names} ({way})")
+        raise keys.refused("quant_method", method, f"{names} ({_WAY})")
     found = _READERS[method](keys)
     keys.finish(_HARMLESS[method])
     return found
@@ -166,6 +168,53 @@ def _bitsandbytes(keys: Keys) -> Scheme:
     if eight:
         return Scheme("bitsandbytes-8", 8, 1, None)
     return Scheme("bitsandbytes-4", 4, 1, 64, scale_bits=32, unpacked=True)
+
+
+def _torchao(keys: Keys) -> Scheme:
+    keys.expect("include_input_output_embeddings", False)
+    stated = keys.take("quant_type")
+    if not isinstance(stated, Mapping) or [*stated] != ["default"]:
+        wanted = f"an object with one config for all layers, 'default' ({_WAY})"
+        raise keys.refused("quant_type", stated, wanted)
+    part = _keys(stated["default"], f"{keys.where}: quant_type: default")
+    name = part.take("_type")
+    if not isinstance(name, str) or name not in _OF_TORCHAO:
+        raise part.refused("_type", name, f"{', '.join(_OF_TORCHAO)} ({_WAY})")
+    data = _keys(part.take("_data"), f"{part.where}: {name}")
+    part.finish(("_version",))
+    data.expect("group_size", None)  # of an older form, which is pickled
+    dtype = data.take("weight_dtype", None)
+    if dtype is not None and _OF_TORCHAO[name] == "torchao-float8":
+        _keys(dtype, f"{data.where}: weight_dtype").expect("_data", "float8_e4m3fn")
+    shared = _keys(data.take("granularity"), f"{data.where}: granularity")
+    kind, sizes = shared.take("_type"), _keys(shared.take("_data", {}), str(shared.where))
+    of_kind: dict[str, tuple[int | None, int | None]]
+    of_kind = {"PerTensor": (None, None), "PerRow": (1, None)}
+    if kind == "PerGroup":
+        of_kind["PerGroup"] = 1, sizes.size("group_size")
+    if not isinstance(kind, str) or kind not in of_kind:
+        raise shared.refused("_type", kind, "PerTensor, PerRow or PerGroup")
+    data.finish(("set_inductor_config", "act_mapping_type", "reduce_range", "weight_only_decode"))
+    return Scheme(_OF_TORCHAO[name], 8, *of_kind[kind], scale_bits=32)
+
+
+_OF_TORCHAO = {
+    "Int8WeightOnlyConfig": "torchao-int8",
+    "Int8DynamicActivationInt8WeightConfig": "torchao-int8",
+    "Float8WeightOnlyConfig": "torchao-float8",
+}
+
+
+def _hqq(keys: Keys) -> Scheme:
+    stated = _keys(keys.take("quant_config"), f"{keys.where}: quant_config")
+    weights = _keys(stated.take("weight_quant_params"), f"{stated.where}: weight_quant_params")
+    for key in ("scale_quant_params", "zero_quant_params"):
+        stated.expect(key, None)
+    stated.finish(("offload_meta",))
+    weights.expect("view_as_float", False)
+    bits, numbers = _bits(weights, "nbits", 8, 4, 2, 1), weights.size("group_size", None)
+    weights.finish(("axis", "channel_wise", "optimize", "round_zero"))
+    return Scheme("hqq", bits, 1, numbers, zeros=True, unpacked=True)
 
 
 def _compressed(keys: Keys) -> Scheme:
@@ -247,4 +296,6 @@ _READERS = {
     "mxfp4": _mxfp4,
     "modelopt": _modelopt,
     "bitsandbytes": _bitsandbytes,
+    "hqq": _hqq,
+    "torchao": _torchao,
 }
