@@ -142,7 +142,12 @@ CASES = (
         {**_MHA, "max_2d_position_embeddings": 12},
         auto="AutoModel",
         axes=(
-            heads("MaskedLM", "SequenceClassification", "TokenClassification"),
+            heads(
+                "MaskedLM",
+                "SequenceClassification",
+                "TokenClassification",
+                "DocumentQuestionAnswering",
+            ),
             *_SMOOTH[1:],
             ({}, {"type_vocab_size": 1}, {"max_2d_position_embeddings": 1}),
         ),
