@@ -218,8 +218,9 @@ def build(
         # torch's message for a size beyond its integers, with a C++ stack trace
         words = str(error).partition("\n")[0]
         raise ConfigError(f"{where}: sizes that no tensor can have: {words}") from error
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    _check(parts, expected, where)
+    empty = model.state_dict()
+    _check(parts, {name: tuple(tensor.shape) for name, tensor in empty.items()}, where)
+    _check_kinds(parts, {name for name in empty if not empty[name].is_floating_point()}, where)
     given, blocks = dict(parts.state), {}
     for name, each in parts.blocks.items():
         if quantizable(model, name):
@@ -307,13 +308,8 @@ def _check_layers(parts: Parts, where: Path) -> None:
 
 
 def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -> None:
-    """No tensor missing, none too many, every one of the right shape and kind."""
-    shapes, file_names = parts.shapes, parts.file_names or {}
-
-    def named(name: str) -> str:
-        theirs = file_names.get(name, name)
-        return shortened(theirs) if theirs == name else f"{shortened(theirs)} ({name})"
-
+    """No tensor missing, none too many, every one of the right shape."""
+    shapes = parts.shapes
     missing = [name for name in expected if name not in shapes]
     if missing:
         raise CheckpointError(
@@ -322,21 +318,32 @@ def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -
     extra = [name for name in shapes if name not in expected]
     if extra:
         raise CheckpointError(
-            f"{where}: tensor {named(extra[0])} is one that the configuration has no place "
+            f"{where}: tensor {_named(parts, extra[0])} is one that the configuration has no place "
             f"for{_others(extra)}"
         )
     for name, shape in shapes.items():
         if shape != expected[name]:
             raise CheckpointError(
-                f"{where}: tensor {named(name)} must have shape {list(expected[name])}: "
+                f"{where}: tensor {_named(parts, name)} must have shape {list(expected[name])}: "
                 f"got {list(shape)}"
             )
+
+
+def _check_kinds(parts: Parts, whole: set[str], where: Path) -> None:
+    """Every tensor holds floats, or int64 where it is one of ``whole`` numbers."""
     for name, tensor in parts.state.items():
-        if tensor.dtype not in _FLOATS:
+        kinds = (torch.int64,) if name in whole else _FLOATS
+        if tensor.dtype not in kinds:
             raise CheckpointError(
-                f"{where}: tensor {named(name)} has dtype {_short(tensor)}; only "
-                f"{', '.join(str(choice).removeprefix('torch.') for choice in _FLOATS)} can be read"
+                f"{where}: tensor {_named(parts, name)} has dtype {_short(tensor)}; only "
+                f"{', '.join(str(choice).removeprefix('torch.') for choice in kinds)} can be read"
             )
+
+
+def _named(parts: Parts, name: str) -> str:
+    """A tensor as messages name it: the file's name first."""
+    theirs = (parts.file_names or {}).get(name, name)
+    return shortened(theirs) if theirs == name else f"{shortened(theirs)} ({name})"
 
 
 def _others(names: list[str]) -> str:

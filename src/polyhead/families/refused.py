@@ -46,8 +46,6 @@ REFUSED: Mapping[str, str] = {
     "modernvbert": _PICTURES,
     "ultravbert": _PICTURES,
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
-    "deepseek_v4": "beside a window its layers read blocks that they compress themselves, and "
-    "the ids of tokens choose its first experts",
     "qwen4_exp": _STREAMS,
     "qwen4_exp_text": _STREAMS,
     "dots3_note": _LATENT_GATES,
