@@ -48,6 +48,7 @@ from polyhead.layers import (
     LightningAttentionConfig,
     Mamba2Config,
     MambaConfig,
+    MixedConnectionsConfig,
     MixtureConfig,
     NativeSparseAttentionConfig,
     NormConfig,
@@ -231,6 +232,9 @@ LAYERS = {
     ),
     "hyper-connections": Case(
         LayerConfig(heads(), NARROW, streams=HyperConnectionsConfig()), share=0.4
+    ),
+    "mixed connections": Case(
+        LayerConfig(heads(), NARROW, streams=MixedConnectionsConfig()), share=0.4
     ),
     "chosen latents, gated": Case(
         LayerConfig(replace(SPARSE, gated=True, sinks=True), NARROW),
