@@ -29,8 +29,8 @@ REFUSED: Mapping[str, str] = {
     "step3p7": "it clamps what activations give, and its file is that of a model with images",
     "doge": "its scores have a bias made of the values, whose largest alone are read",
     "zaya": "its queries and keys are convolved, and its routers read those of earlier layers",
-    "cpmant": "it puts learned prompts before a text, whose tokens also see later ones of "
-    "the call, so that logits change with how a text is cut into calls",
+    "cpmant": "it puts learned prompts before a text, and tokens also see later ones, "
+    "so logits change with how a text is cut",
     "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
     "nystromformer": "it approximates softmax attention by landmarks",
