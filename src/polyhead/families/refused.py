@@ -36,13 +36,13 @@ REFUSED: Mapping[str, str] = {
     "nystromformer": "it approximates softmax attention by landmarks",
     "mra": "it attends to the blocks that a coarse score chooses, and approximates the others",
     "yoso": "it weighs keys by how likely hashes collide, not by softmax",
-    "funnel": "its blocks pool tokens, so that layers have lengths of their own, and the last "
-    "layers read states that are spread back over the tokens",
+    "funnel": "its blocks pool tokens, so layers differ in length, and the last ones read states "
+    "spread back over the tokens",
     "convbert": "a part of its heads are convolutions whose weights depend on the text",
     "mobilebert": "its layers narrow what they read, and their norms (NoNorm) only scale and shift",
     "perceiver": "its layers are over learned latents, which attend to the text once",
-    "neomme": "attention takes out of each result its part along the token's own value, two layers "
-    "add vectors of the ids to their values, and every layer mixes the embedding in",
+    "neomme": "attention takes out of each result its part along the token's own value, and adds "
+    "vectors of the ids to values",
     "modernvbert": _PICTURES,
     "ultravbert": _PICTURES,
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
