@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from polyhead.checkpoints import load_checkpoint, save_checkpoint
 from polyhead.errors import ConfigError
 from polyhead.families import read_config
+from polyhead.families.common.steps import At
+from polyhead.families.deepseek_v4 import ExpertNumbers
 
 
 def _without_prefix(name: str) -> str:
@@ -156,3 +159,42 @@ def test_ultrabert_listed_windows_and_bases_of_layers() -> None:
     ):
         with pytest.raises(ConfigError, match=f"{key} is .*; supported is "):
             read_config(first | listed | {key: wrong}, "first")
+
+
+def test_deepseek_v4_states_its_layers_by_ratios_and_its_rotation_once() -> None:
+    older = {
+        "model_type": "deepseek_v4", "vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 4,
+        "num_attention_heads": 4, "head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 12,
+        "o_groups": 2, "n_routed_experts": 6, "num_experts_per_tok": 2, "num_hash_layers": 1,
+        "compress_ratios": [0, 4, 128, 4, 0], "rope_theta": 500.0, "compress_rope_theta": 900.0,
+        "topk_method": "noaux_tc", "moe_intermediate_size": 20, "max_position_embeddings": 640,
+        "rope_scaling": {
+            "type": "yarn", "factor": 4, "original_max_position_embeddings": 160, "beta_fast": 32,
+            "beta_slow": 1,
+        },
+    }  # fmt: skip
+    found = read_config(older, "config.json")
+    theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(older)))
+    assert read_config(json.loads(theirs.to_json_string()), "config.json") == found
+    compressed: list[Any] = [layer.attention for layer in found.layers]
+    assert [each.block_size for each in compressed] == [None, 4, 128, 4]
+    assert [layer.reads_tokens for layer in found.layers] == [True, False, False, False]
+    assert [each.rope.type for each in compressed[:2]] == ["default", "yarn"]
+    for key, odd in (
+        ("compress_ratios", [0, 4, 5, 4]), ("compress_ratios", [0]), ("compress_rates", 3),
+        ("expert_dtype", "fp4"), ("n_shared_experts", 2), ("norm_topk_prob", False),
+        ("num_key_value_heads", 2), ("partial_rotary_factor", 0.25),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"config.json: .*(qk_rope_head_dim|{key})"):
+            read_config(older | {key: odd}, "config.json")
+
+
+def test_numbers_of_experts_in_a_file_are_those_that_there_are() -> None:
+    config = read_config(
+        json.loads(all_cases()["deepseek_v4"].config().to_json_string()), "config.json"
+    )
+    at, step = At(config, "layers.0.feed_forward.table"), ExpertNumbers()
+    assert step.changed(torch.tensor([[0, 5]], dtype=torch.int32), at).dtype == torch.int64
+    for wrong, words in (([[0, 6]], "got 0 to 6"), ([[-1, 2]], "got -1 to 2"), ([[0.5]], "float")):
+        with pytest.raises(ValueError, match=words):
+            step.changed(torch.tensor(wrong), at)

@@ -46,6 +46,7 @@ _BY_IDS, _BY_SCORES = "hash_moe", "moe"
 _RATIOS = {0: SLIDING, 4: _CHOSEN, 128: _ALL}
 _RATES = {_CHOSEN: 4, _ALL: 128}
 _MAIN, _COMPRESS = "main", "compress"
+_TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 
 
 def read(keys: Keys) -> TransformerConfig:
@@ -387,14 +388,7 @@ FAMILIES = (
         },
         write=write,
         # No projection of attention has a bias; the rest is of training and drafting.
-        harmless=frozenset(
-            (
-                "attention_bias",
-                "num_nextn_predict_layers",
-                "output_router_logits",
-                "router_aux_loss_coef",
-                "router_jitter_noise",
-            )
-        ),
+        harmless=frozenset(("attention_bias", "num_nextn_predict_layers", *_TRAINING)),
+        not_supported={"expert_dtype": "experts in FP4 with scales beside them are not read"},
     ),
 )
