@@ -299,7 +299,7 @@ def _through_their_cache(
     for chunk in chunks:
         made = theirs(**{called: chunk}, past_key_values=past, **context)
         past = made.past_key_values
-        steps.append(made.logits)
+        steps.append(_output(made))
     return torch.cat(steps, dim=1)
 
 

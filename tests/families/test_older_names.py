@@ -104,6 +104,39 @@ def test_ax_k1_is_read_without_biases_of_the_choice(tmp_path: Path) -> None:
         assert (again(ids).logits - wanted).abs().max() < 5e-5 * wanted.std()
 
 
+def test_published_keys_of_step_mean_what_transformers_reads() -> None:
+    kinds, near = ["full_attention", "sliding_attention"] * 2, "sliding_attention"
+    values = {
+        "model_type": "step3p5", "vocab_size": 61, "hidden_size": 32, "intermediate_size": 40,
+        "num_hidden_layers": 3, "num_nextn_predict_layers": 1, "num_attention_heads": 4,
+        "num_attention_groups": 2, "head_dim": 12, "max_position_embeddings": 64,
+        "layer_types": kinds, "sliding_window": 7, "moe_layers_enum": "1,2", "moe_num_experts": 5,
+        "moe_top_k": 2, "moe_intermediate_size": 24, "share_expert_dim": 28,
+        "rope_theta": [5e5, 1e4, 5e5, 1e4], "partial_rotary_factors": [0.5, 1.0, 0.5, 1.0],
+        "rope_scaling": {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0,
+                         "high_freq_factor": 32.0, "original_max_position_embeddings": 16},
+        "yarn_only_types": ["full_attention"], "swiglu_limits": [0.0, 0.0, 7.0, 0.0],
+        "attention_other_setting": {"attention_type": near, "num_attention_heads": 6},
+        "use_qk_norm": True,
+    }  # fmt: skip
+    got = read_config(values, "config.json")
+    known = transformers.AutoConfig.for_model(**json.loads(json.dumps(values))).to_dict()
+    assert got == read_config(known, "config.json")
+    assert [layer.attention.num_heads for layer in got.layers] == [4, 6, 4]
+    assert got.layers[2].feed_forward.expert.clamp == 7.0
+    for key, value in (
+        ("swiglu_limits", [0.0] * 2),
+        ("swiglu_limits", [-1.0] * 4),
+        ("per_layer_config", {"1": {"head_dim": 8}}),
+        ("rope_theta", [5e5, 1e4, 1e5, 1e4]),
+        ("rope_parameters", {near: {"rope_theta": 1e4}}),
+        ("moe_layers_enum", "1,x"),
+        ("query_pre_attn_scalar", 0),
+    ):
+        with pytest.raises(ConfigError, match=f"{key} is "):
+            read_config(values | {key: value}, "config.json")
+
+
 def test_bare_body_that_projects_its_states_is_refused(tmp_path: Path) -> None:
     all_cases()["opt"].build({"word_embed_proj_dim": 20}).base_model.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="word_embed_proj_dim is 20; supported is 32 in a bare"):

@@ -74,3 +74,18 @@ def test_what_enters_the_activation_and_the_output_are_scaled(gated, grad):
         hidden = F.silu(0.7 * source(x)) * (network.up_proj(x) if gated else 1.0)
         with torch.set_grad_enabled(grad):
             torch.testing.assert_close(network(x), 3.0 * network.down_proj(hidden))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_the_activation_gives_is_bounded_in_place_of_what_enters(activation, grad):
+    network = FeedForward.from_config(
+        8, FeedForwardConfig(24, activation, clamp=0.1, clamp_of="activated")
+    ).eval()
+    for x in (torch.randn(2, 5, 8), torch.randn(1, 1, 8)):
+        gates = ACTIVATIONS[activation](network.gate_proj(x)).clamp(max=0.1)
+        want = network.down_proj(gates * network.up_proj(x).clamp(-0.1, 0.1))
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(network(x), want)
+    with pytest.raises(ValueError, match="clamp_of 'activated' needs a gated network"):
+        FeedForwardConfig(24, gated=False, clamp_of="activated")

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from polyhead.config.data import check_choice, check_positive, check_share, check_whole
 from polyhead.config.layout import Network, shared
 from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.errors import ConfigError
 
 Activation = Literal[
     "relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "mish", "tanh", "xielu"
@@ -27,7 +28,8 @@ class FeedForwardConfig(Network, kind="plain"):
 
     ``clamp``: what enters the activation is at most ``clamp``, and what a gate multiplies lies
     within ±clamp; ``up_offset`` is then added to it. GPT-OSS's experts are gated quick_gelu with
-    clamp 7 and up_offset 1.
+    clamp 7 and up_offset 1. ``clamp_of`` ``"activated"``: what the activation gives is bounded in
+    place of what enters it (Step 3.7).
 
     ``down_bias``: whether the last projection has a bias, where the others differ (GTE); None: as
     they have.
@@ -51,6 +53,7 @@ class FeedForwardConfig(Network, kind="plain"):
     gate_scale: float = 1.0
     out_scale: float = 1.0
     sparsity: float = 0.0
+    clamp_of: Literal["entering", "activated"] = "entering"
 
     def __post_init__(self) -> None:
         check_whole("hidden_dim", self.hidden_dim)
@@ -58,6 +61,9 @@ class FeedForwardConfig(Network, kind="plain"):
         if self.clamp is not None:
             check_positive("clamp", self.clamp)
         check_share("sparsity", self.sparsity)
+        check_choice("clamp_of", self.clamp_of, ("entering", "activated"))
+        if self.clamp_of == "activated" and not self.gated:
+            raise ConfigError("clamp_of 'activated' needs a gated network: got gated=False")
 
     @property
     def has_down_bias(self) -> bool:

@@ -26,7 +26,6 @@ REFUSED: Mapping[str, str] = {
     "transfo-xl": "its scores depend on the content of relative positions",
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
-    "step3p7": "it clamps what activations give, and its file is that of a model with images",
     "doge": "its scores have a bias made of the values, whose largest alone are read",
     "zaya": "its queries and keys are convolved, and its routers read those of earlier layers",
     "cpmant": "it puts learned prompts before a text, and tokens also see later ones, "

@@ -172,6 +172,8 @@ class FeedForward(Fixed):
         number, config = ACTIVATIONS.get(self.activation), self.config
         if number is None or self._is_scaled or self._cutoff is not None:
             return None
+        if config.clamp is not None and config.clamp_of == "activated":
+            return None
         clamp = math.inf if config.clamp is None else config.clamp
         if self.activation != "xielu":
             return number, clamp, config.up_offset, None
@@ -204,16 +206,15 @@ class FeedForward(Fixed):
     def _activated(self, x: Tensor) -> Tensor:
         if self.config.gate_scale != 1.0:
             x = x * self.config.gate_scale
-        if self.config.clamp is not None:
-            x = x.clamp(max=self.config.clamp)
+        clamp, late = self.config.clamp, self.config.clamp_of == "activated"
+        if clamp is not None and not late:
+            x = x.clamp(max=clamp)
         if self._cutoff is not None:
             mean = x.mean(-1, keepdim=True)
             deviation = (x - mean).square().mean(-1, keepdim=True).sqrt()
             x = torch.relu(x - (mean + deviation * self._cutoff))
-        if self.activation == "xielu":
-            activated: Tensor = self.xielu(x)
-            return activated
-        return activate(x, self.activation)
+        made: Tensor = self.xielu(x) if self.activation == "xielu" else activate(x, self.activation)
+        return made if clamp is None or not late else made.clamp(max=clamp)
 
     def _clamped(self, values: Tensor) -> Tensor:
         """What a gate multiplies."""

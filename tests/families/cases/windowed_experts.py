@@ -72,4 +72,30 @@ CASES = (
             (*_ropes(12), *_ropes(8, 8 / 12)[1:]),
         ),
     ),
+    Case(
+        "step3p5",
+        {
+            "num_hidden_layers": 3,
+            "head_dim": 12,
+            "sliding_window": 7,
+            "layer_types": _KINDS,
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "moe_intermediate_size": 24,
+            "share_expert_dim": 28,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "swiglu_limits": [0.2, None, 0.0],
+            "swiglu_limits_shared": [None, 0.1, 0.2],
+        },
+        axes=(
+            ({}, {"attention_bias": True}, {"mlp_bias": True}),
+            ({}, {"layer_types": None}, {"layer_types": ["sliding_attention"] * 3}),
+            ({}, {"moe_router_scaling_factor": 1.7}, {"query_pre_attn_scalar": 20}),
+            ({}, {"swiglu_limits": None}, {"swiglu_limits_shared": None}),
+            _DENSE,
+            # transformers cannot draw longrope's frequencies where numbers of heads differ.
+            (*_ropes(12), *_ropes(8, 8 / 12)[1:], {"num_sliding_attention_heads": 6}),
+        ),
+        auto="Step3p7TextModel",
+    ),
 )

@@ -228,6 +228,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "qwen3_vl": Wrapper("qwen3_vl_text", _VISUAL),
     "qwen3_vl_moe": Wrapper("qwen3_vl_moe_text", _VISUAL),
     "smolvlm": Wrapper("llama", _IDEFICS, module="text_model"),
+    "step3p7": Wrapper("step3p5", ("vision_model", "multi_modal_projector", "vit_large_projector")),
     "video_llama_3": Wrapper("qwen2", ("vision_model", "projector")),
     "video_llava": Wrapper("llama", ("video_tower", "image_tower", "multi_modal_projector")),
     "vipllava": Wrapper("llama"),
