@@ -122,6 +122,7 @@ _WORDS = {
     "window and global tokens": "窗口与全局词元",
     "grouped projections": "分组投影",
     "content and distances": "内容与距离",
+    "distances and segments": "距离与段",
     "rotary of a part": "旋转一部分",
     "rotary": "旋转",
     "also": "另有",
@@ -174,6 +175,7 @@ NAMES = {
     "global_window": "window and global tokens",
     "grouped": "grouped projections",
     "disentangled": "content and distances",
+    "xlnet": "distances and segments",
 }
 """Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {

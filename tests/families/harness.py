@@ -123,6 +123,8 @@ class Case:
         pixels: Channels, height and width, of a model that reads images in place of ids.
         error: Standard deviations by which float32 results may differ: more than the usual where
             transformers' own are further from float64 than that.
+        segments: Whether its layers score segments.
+        pads_left: Whether transformers' class wants padding before the text, not behind it.
         gradient_error: The same of a gradient, as a part of its largest number.
     """
 
@@ -141,6 +143,8 @@ class Case:
     global_tokens: tuple[int, ...] = ()
     error: float = 5e-5
     gradient_error: float = 1e-4
+    segments: bool = False
+    pads_left: bool = False
 
     def with_head(self, *options: Mapping[str, Any]) -> Case:
         """With the class of the options that name one."""
@@ -193,7 +197,10 @@ class Case:
         return ids
 
     def named(self, ids: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Our argument of global tokens and theirs, or none where their default is tried."""
+        """Our segments or global tokens and theirs, or none where their default is tried."""
+        if self.segments:
+            kinds = (torch.arange(ids.shape[1]) // 7 % 3).expand_as(ids)
+            return {"segments": kinds}, {"token_type_ids": kinds}
         if not self.global_tokens or self.auto.endswith("SequenceClassification"):
             return {}, {}
         tokens = torch.zeros(ids.shape, dtype=torch.bool)
@@ -321,11 +328,20 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         called = "langs" if embedding.segments_optional else "token_type_ids"
         their_segments[called] = segments["segments"]
     with torch.no_grad():
-        wanted = _output(theirs(ids, attention_mask=keep.long(), **their_segments))
+        given = {"input_ids": ids, "attention_mask": keep.long(), **their_segments}
+        moved = case.tokens - lengths if case.pads_left else torch.zeros_like(lengths)
+        wanted = _output(theirs(**{name: _rolled(x, moved) for name, x in given.items()}))
+        if wanted.ndim == 3 and wanted.shape[1] == case.tokens:
+            wanted = _rolled(wanted, -moved)
         got = ours.model(ids, mask=KeyLengths(lengths), **segments)
     if got.ndim == 3 and got.shape[1] == case.tokens:
         got, wanted = got[keep], wanted[keep]
     _close(got, wanted)
+
+
+def _rolled(x: Tensor, by: Tensor) -> Tensor:
+    """Every row's tokens so many places further on."""
+    return torch.stack([row.roll(int(n), 0) for row, n in zip(x, by, strict=True)])
 
 
 def _output(made: Any) -> Tensor:

@@ -69,6 +69,7 @@ from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.token_mixture import TokenMixtureConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
+from polyhead.config.xlnet import XLNetAttentionConfig
 
 __all__ = [
     "ALiBiConfig",
@@ -152,5 +153,6 @@ __all__ = [
     "TokenDropoutConfig",
     "TokenMixtureConfig",
     "TransformerConfig",
+    "XLNetAttentionConfig",
     "first_lambda",
 ]

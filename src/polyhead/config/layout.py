@@ -102,6 +102,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "grouped": "polyhead.config.grouped",
         "block_sums": "polyhead.config.block_sums",
         "disentangled": "polyhead.config.disentangled",
+        "xlnet": "polyhead.config.xlnet",
     }
 
     num_heads: int

@@ -23,6 +23,7 @@ from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS
 from polyhead.config.norm import NormConfig
 from polyhead.config.per_layer import PerLayerEmbeddingConfig
 from polyhead.config.streams import StreamsConfig
+from polyhead.config.xlnet import SEGMENTS
 from polyhead.errors import ConfigError
 
 
@@ -281,13 +282,16 @@ def _check_distances(config: TransformerConfig) -> None:
                 "a convolution beside a layer sees tokens ahead: it belongs to kind 'encoder', got "
                 f"kind={config.kind!r}"
             )
-        if DISTANCES not in layer.attention.reads:
+        read = layer.attention.reads
+        if DISTANCES not in read and SEGMENTS not in read:
             continue
         if config.kind != "encoder":
             raise ConfigError(
                 f"layers that score distances belong to kind 'encoder': got kind={config.kind!r}"
             )
         scored = getattr(layer.attention, "num_distances", None)
+        if SEGMENTS in read:
+            continue
         if known is None or known.num_distances != scored:
             raise ConfigError(
                 f"layers: layer {i} scores {scored} distances, which relative_embedding must "
@@ -313,7 +317,7 @@ def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
     """Raises unless what every layer reads is handed on by an earlier one."""
     for i, layer in enumerate(layers):
         for what, source in layer.attention.reads.items():
-            if source == EMBEDDING and what in (GLOBAL_TOKENS, DISTANCES):
+            if source == EMBEDDING and what in (GLOBAL_TOKENS, DISTANCES, SEGMENTS):
                 continue
             if not 0 <= source < i or what not in layers[source].attention.hands_on:
                 raise ConfigError(

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 _RECURRENT = "its layers are linear recurrences, not attention"
 _STREAMS = "its residual streams are read by weights of low rank, and it hashes runs of tokens"
-_CONTENT = "its scores depend on the content of queries and the distance of keys"
 _DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
 _CODES = "it reads and writes several codes of sound at a time"
 _LATENT_GATES = "its latents have windows in some layers, and a norm over the rotary part of keys"
@@ -22,8 +21,7 @@ REFUSED: Mapping[str, str] = {
     "roc_bert": "its embedding also reads the shape and the pronunciation of every character",
     "prophetnet": "its decoder predicts several tokens ahead in streams of their own",
     "reformer": "it attends within buckets of a hash",
-    "xlnet": "it attends in two streams over permuted tokens",
-    "transfo-xl": "its scores depend on the content of relative positions",
+    "transfo-xl": "transformers no longer has its classes, so no result is known",
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
     "doge": "its scores have a bias made of the values, whose largest alone are read",
@@ -49,8 +47,10 @@ REFUSED: Mapping[str, str] = {
     "qwen4_exp_text": _STREAMS,
     "dots3_note": _LATENT_GATES,
     "dots3_note_text": _LATENT_GATES,
-    "inkling_text": _CONTENT,
-    "inkling2_text": _CONTENT,
+    "inkling_text": "its keys, values and what attention and networks give are convolved, and its "
+    "shared experts weighed beside routed ones",
+    "inkling2_text": "some convolutions have weights that depend on the text, and its layers "
+    "choose among sums of earlier ones",
     "gemma4_assistant": _DRAFTS,
     "gemma4_unified_assistant": _DRAFTS,
     "moshi": "beside text it reads and writes codes of sound, by a second decoder",

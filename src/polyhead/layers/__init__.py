@@ -47,6 +47,7 @@ from polyhead.config import (
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
     TokenMixtureConfig,
+    XLNetAttentionConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
@@ -85,6 +86,7 @@ from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLate
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.token_experts import TokenExperts
 from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.layers.xlnet_attention import XLNetAttention
 
 __all__ = [
     "AttentionConfig",
@@ -174,5 +176,7 @@ __all__ = [
     "TokenExperts",
     "TokenMixtureConfig",
     "TransformerLayer",
+    "XLNetAttention",
+    "XLNetAttentionConfig",
     "build_norm",
 ]

@@ -118,12 +118,14 @@ class DisentangledAttention(MultiHeadAttention):
                     f"got {name}"
                 )
         q, k, v = self._project(x, 0)
-        own = self._distances(q, k, handed_to(handed, DISTANCES, self.config.reads))
+        q, own = self._scored(q, k, positions, handed)
         return self._answered(x, q, DenseSource(k, v, positions), mask, own, positions, kernel)
 
-    def _distances(self, q: Tensor, k: Tensor, given: Distances) -> RelativeContentBias:
-        """What distances add to the scores."""
-        vectors, config = given
+    def _scored(
+        self, q: Tensor, k: Tensor, positions: Tensor | None, handed: Handed | None
+    ) -> tuple[Tensor, RelativeContentBias]:
+        """Queries as keys see them, and what distances add to the scores."""
+        vectors, config = handed_to(handed, DISTANCES, self.config.reads)
         if self.training and config.dropout:
             vectors = dropped(vectors, config.dropout)
         own, of_query, of_key = self.config.own_projections, None, None
@@ -131,7 +133,7 @@ class DisentangledAttention(MultiHeadAttention):
             of_query = self._table(q, vectors, self.distance_k_proj if own else self.k_proj)
         if self.config.key_term:
             of_key = self._table(k, vectors, self.distance_q_proj if own else self.q_proj)
-        return RelativeContentBias(of_query, of_key, max_distance=config.max_distance)
+        return q, RelativeContentBias(of_query, of_key, max_distance=config.max_distance)
 
     def _table(self, tokens: Tensor, vectors: Tensor, projection: nn.Linear) -> Tensor:
         """``[B, H, T, n]`` scores of queries, or of keys, with all distances.

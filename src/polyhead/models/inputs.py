@@ -11,6 +11,7 @@ from polyhead._utils.checks import check_int
 from polyhead.caches import ModelCache, Quantized
 from polyhead.config import LayerConfig, TransformerConfig
 from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS
+from polyhead.config.xlnet import SEGMENTS
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
 from polyhead.layers.handed import Handed
 from polyhead.native import batch_invariant
@@ -146,6 +147,25 @@ def global_tokens_of_call(layers: tuple[LayerConfig, ...], tokens: Tensor, ids: 
             f"global_tokens must be [B, T] = {list(ids.shape)} as ids: got {list(tokens.shape)}"
         )
     return Handed(0, {(EMBEDDING, GLOBAL_TOKENS): sent(tokens, ids.device)})
+
+
+def segments_of_call(segments: Tensor | None, ids: Tensor) -> Handed:
+    """What a call hands on to layers that score segments.
+
+    Args:
+        segments: ``[B, T]`` whole numbers, equal for tokens of one segment; None: no such scores.
+        ids: ``[B, T]``.
+
+    Raises:
+        ValueError: A shape that does not belong to ``ids``.
+    """
+    if segments is not None:
+        if segments.shape != ids.shape:
+            raise ValueError(
+                f"segments must be [B, T] = {list(ids.shape)} as ids: got {list(segments.shape)}"
+            )
+        segments = sent(segments, ids.device)
+    return Handed(0, {(EMBEDDING, SEGMENTS): segments})
 
 
 NO_CACHE = "an encoder sees all tokens at once: it takes no cache"

@@ -23,6 +23,7 @@ from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.config.disentangled import DISTANCES
 from polyhead.config.layout import EMBEDDING, TOKENS
+from polyhead.config.xlnet import SEGMENTS
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
 from polyhead.layers.disentangled_attention import RelativeEmbedding
@@ -46,6 +47,7 @@ from polyhead.models.inputs import (
     check_counts,
     check_encoder_call,
     global_tokens_of_call,
+    segments_of_call,
     sent,
 )
 from polyhead.models.observation import Observation, observe
@@ -127,6 +129,7 @@ class Transformer(Fixed):
         task = config.task
         self.task = None if task is None else TaskHead(E, task, config.eos_token_ids)
         self._causal = Causal()
+        self._scores_segments = any(SEGMENTS in each.attention.reads for each in config.layers)
         self.recompute = False
         self.reset_parameters()
 
@@ -160,7 +163,7 @@ class Transformer(Fixed):
             positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache, from 0
                 without one. With a cache, tokens below 0 are padding and not remembered.
             segments: ``[B, T]`` token types, or languages, for models that have them; default all
-                0, or none where they are optional.
+                0, or none where they are optional or scored.
             mask: Who may look at whom; a decoder adds ``Causal()``. Padding on the right:
                 ``KeyLengths(lengths)``.
             cache: From ``new_cache``; a decoder appends to it. A call that fails leaves it as it
@@ -250,9 +253,10 @@ class Transformer(Fixed):
         if self.config.embedding.token_dropout is not None:
             counted = (lengths_of(mask, ids, "token_dropout"),)
         at = start if positions is None else positions
-        entered = [self.embedding(ids, at, segments, *counted)]
+        scored, added = (segments, None) if self._scores_segments else (None, segments)
+        entered = [self.embedding(ids, at, added, *counted)]
         of_layers = None if self.config.kind == "encoder-decoder" else global_tokens
-        handed = self._handed(ids, entered[0], rows, of_layers)
+        handed = self._handed(ids, entered[0], rows, of_layers, scored)
         if self.streams is not None:
             entered = [self.streams.enter(entered.pop())]
         try:
@@ -290,11 +294,18 @@ class Transformer(Fixed):
         return x
 
     def _handed(
-        self, ids: Tensor, x: Tensor, rows: PackedRows | None, global_tokens: Tensor | None
+        self,
+        ids: Tensor,
+        x: Tensor,
+        rows: PackedRows | None,
+        global_tokens: Tensor | None,
+        segments: Tensor | None,
     ) -> Handed | None:
         """What the embedding and the call hand on to the layers, or None."""
         if global_tokens is not None:
             return global_tokens_of_call(self.config.layers, global_tokens, ids)
+        if self._scores_segments:
+            return segments_of_call(segments, ids)
         if self.relative_embedding is not None:
             return Handed(0, {(EMBEDDING, DISTANCES): self.relative_embedding()})
         values: dict[tuple[int, str], Tensor] = {}

@@ -402,6 +402,31 @@ CASES = (
         for name in ("xlm", "flaubert")
     ),
     Case(
+        "xlnet",
+        {
+            **_MHA,
+            "hidden_size": None,
+            "num_hidden_layers": None,
+            "num_attention_heads": None,
+            "intermediate_size": None,
+            "max_position_embeddings": None,
+            "d_model": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "d_inner": 40,
+        },
+        auto="AutoModel",
+        axes=(
+            heads("CausalLM", "SequenceClassification", "TokenClassification", "QuestionAnswering"),
+            LABELS,
+            TIED,
+            ({}, {"clamp_len": 5}, {"clamp_len": 40}),
+            ({}, {"ff_activation": "gelu_new"}, {"d_head": 8}),
+        ),
+        segments=True,
+        pads_left=True,
+    ),
+    Case(
         "clip_text_model",
         {**_MHA, "eos_token_id": 60, "projection_dim": 12},
         auto="CLIPTextModel",

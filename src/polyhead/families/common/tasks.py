@@ -44,7 +44,7 @@ def read_head(
     head_bias: bool = True,
     pooled: tuple[HeadTransformConfig, ...] = (),
     each: tuple[HeadTransformConfig, ...] = (),
-    pooling: Literal["first", "mean"] = "first",
+    pooling: Literal["first", "last", "mean"] = "first",
     late: bool = False,
     own: Mapping[str, TaskHeadConfig] | None = None,
     without: tuple[str, ...] = (),

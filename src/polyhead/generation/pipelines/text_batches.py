@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from polyhead.config.xlnet import SEGMENTS
 from polyhead.errors import InputError
 from polyhead.semantics import KeyLengths
 
@@ -26,6 +27,7 @@ def padded(transformer: Transformer, encodings: Sequence[Any]) -> dict[str, Any]
     made["mask"] = KeyLengths(lengths) if bool((lengths < shape[1]).any()) else None
     embedding = config.embedding
     typed = embedding.num_segments > 1 and not embedding.segments_optional  # not languages
+    typed = typed or any(SEGMENTS in layer.attention.reads for layer in config.layers)
     if typed and any(any(each.type_ids) for each in encodings):
         made["segments"] = torch.zeros_like(ids)
         for row, each in zip(made["segments"], encodings, strict=True):
