@@ -69,7 +69,6 @@ def read(keys: Keys) -> TransformerConfig:
     default = [SLIDING if (i + 1) % 6 else FULL for i in range(count)]
     kinds = [*read_layer_types(keys, count, default)[:-1], FULL]  # the last one always
     keys.expect("use_bidirectional_attention", None, "vision")  # of images
-    keys.expect("rope_scaling", None)
     one_projection, biased = keys.flag("attention_k_eq_v"), keys.flag("attention_bias")
     own = _read_overrides(keys, kinds, one_projection=one_projection)
     head_dims = {

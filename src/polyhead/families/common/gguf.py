@@ -334,6 +334,8 @@ def read_settings(
         stated = {**whole, **gguf.values({**whole, ".tensors": tensors})}
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+    if stated.get("rope_scaling") is None:  # or it is said in another key
+        stated.pop("rope_scaling", None)
     stated = {key: value for key, value in stated.items() if not key.startswith(".")}
     return Settings(stated, shown, frozenset(hints), by_layer)
 
