@@ -69,5 +69,6 @@ class XLNetAttentionConfig(AttentionConfig, kind="xlnet"):
         given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
         plain = super().peak_activation_elements(embed_dim, half=half, **given)
         H = shared(self.num_heads, ranks)
-        # Of 2 T distances the table with segments and the one without, and the projected sinusoids.
-        return plain + 3 * H * 2 * tokens + 2 * (embed_dim + H * self.head_dim)
+        # Of 2 T distances the table with segments and the one without, whose segments they are, and
+        # the projected sinusoids.
+        return plain + (3 * H + 2) * 2 * tokens + 2 * (embed_dim + H * self.head_dim)
