@@ -121,6 +121,8 @@ _WORDS = {
     "blocks and global vectors": "分块与全局向量",
     "window and global tokens": "窗口与全局词元",
     "grouped projections": "分组投影",
+    "narrow heads": "窄的头",
+    "affine": "仅缩放与平移",
     "content and distances": "内容与距离",
     "distances and segments": "距离与段",
     "rotary of a part": "旋转一部分",
@@ -176,6 +178,7 @@ NAMES = {
     "grouped": "grouped projections",
     "disentangled": "content and distances",
     "xlnet": "distances and segments",
+    "bottleneck": "narrow heads",
 }
 """Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {
@@ -334,12 +337,12 @@ def _norms(layer: LayerConfig) -> str:
     if layer.parallel is not None:
         place = f"parallel, {layer.parallel}"
     normed = getattr(layer.attention, "qk_norm", None) is not None
-    name = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm"}[norm.type]
+    name = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "affine": "affine"}[norm.type]
     return f"{name} ({place}{', q and k' if normed else ''})"
 
 
 def _network(layer: LayerConfig) -> Iterator[str]:
-    for network in layer.networks:
+    for network in (*layer.networks, *getattr(layer.attention, "networks", ())):
         inner = getattr(network, "mixture", network)
         expert = getattr(inner, "expert", inner)
         gated = getattr(expert, "gated", False)

@@ -49,6 +49,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "squeezebert": {"embedding_size": 32},
     "gemma3n_text": {"num_kv_shared_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8},
+    "mobilebert": {"embedding_size": 16},
     "mimo_v2_flash": {"num_key_value_heads": 2},
 }
 """What goes with these sizes in a family."""

@@ -121,6 +121,7 @@ class Case:
         alter: Changes transformers' model, for what no option says.
         features: Of an encoder of sound, mel features and frames; None: it reads ids.
         pixels: Channels, height and width, of a model that reads images in place of ids.
+        alone: Texts of a batch are compared one by one: transformers lets padding into them.
         error: Standard deviations by which float32 results may differ: more than the usual where
             transformers' own are further from float64 than that.
         segments: Whether its layers score segments.
@@ -141,6 +142,7 @@ class Case:
     features: tuple[int, int] | None = None
     pixels: tuple[int, int, int] | None = None
     global_tokens: tuple[int, ...] = ()
+    alone: bool = False
     error: float = 5e-5
     gradient_error: float = 1e-4
     segments: bool = False
@@ -333,6 +335,11 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         wanted = _output(theirs(**{name: _rolled(x, moved) for name, x in given.items()}))
         if wanted.ndim == 3 and wanted.shape[1] == case.tokens:
             wanted = _rolled(wanted, -moved)
+        if case.alone:
+            for row, length in enumerate(lengths.tolist()):
+                one = {name: each[row : row + 1, :length] for name, each in their_segments.items()}
+                made = _output(theirs(ids[row : row + 1, :length], **one))[0]
+                wanted[row, : len(made)] = made
         got = ours.model(ids, mask=KeyLengths(lengths), **segments)
     if got.ndim == 3 and got.shape[1] == case.tokens:
         got, wanted = got[keep], wanted[keep]

@@ -12,6 +12,7 @@ from allocations import measured
 from polyhead.config import (
     AttentionConfig,
     BlockSumsAttentionConfig,
+    BottleneckAttentionConfig,
     FeedForwardConfig,
     GlobalBlocksAttentionConfig,
     GlobalPrefixAttentionConfig,
@@ -31,6 +32,9 @@ LAYOUTS = {
     "global window": GlobalWindowAttentionConfig(*SIZES, **WINDOW, global_first=True),
     "block sums": BlockSumsAttentionConfig(
         *SIZES, **WINDOW, block_size=4, sums_bias=RelativeBiasConfig(8, 12)
+    ),
+    "bottleneck": BottleneckAttentionConfig(
+        *SIZES, dim=10, networks=(FeedForwardConfig(12), FeedForwardConfig(7, gated=False))
     ),
     "global blocks": GlobalBlocksAttentionConfig(*SIZES, block_size=3, first_again=2),
     "global prefix": GlobalPrefixAttentionConfig(*SIZES, chunk=8, stagger=4, prefix=3),
@@ -98,6 +102,34 @@ def test_global_tokens_are_checked() -> None:
         model(heads)(ids, global_tokens=torch.zeros(2, 4, dtype=torch.bool))
     with pytest.raises(ValueError, match="no layer has one"):
         model(AttentionConfig(4, 2, 6))(ids, global_tokens=ids.bool())
+
+
+def test_heads_in_a_bottleneck_are_their_formula() -> None:
+    torch.manual_seed(0)
+    config = LAYOUTS["bottleneck"]
+    assert isinstance(config, BottleneckAttentionConfig)
+    x = torch.randn(2, 7, E)
+    for wide in (True, False):
+        config = replace(config, values_from_wide=wide)
+        layer = build_attention(E, config).eval()
+        n = layer.narrow(x)
+        s, values = (layer.for_scores(x), x) if wide else (n, n)
+        q, k, v = (
+            made.view(2, 7, -1, 6).transpose(1, 2)
+            for made in (layer.q_proj(s), layer.k_proj(s), layer.v_proj(values))
+        )
+        heads = ph.attention(q, k, v, kernel="reference").transpose(1, 2).flatten(2)
+        h = layer.heads_norm(layer.o_proj(heads) + n)
+        for each in layer.networks:
+            h = each.norm(each.feed_forward(h) + h)
+        torch.testing.assert_close(layer(x), layer.wide_proj(h))
+        config = replace(config, networks=())
+        assert BottleneckAttentionConfig.from_json(config.to_json()) == config
+    with pytest.raises(ConfigError, match="bottleneck dim"):
+        BottleneckAttentionConfig(*SIZES)
+    for wrong in ({"sinks": True}, WINDOW):
+        with pytest.raises(ConfigError, match="heads in a bottleneck"):
+            replace(config, **wrong)
 
 
 def test_a_window_with_global_tokens_is_an_encoders() -> None:

@@ -14,6 +14,7 @@ from polyhead import Documents, KeyLengths, Window
 from polyhead.config import (
     AttentionConfig,
     EmbeddingConfig,
+    EmbeddingProjectionConfig,
     FeedForwardConfig,
     FirstRowConfig,
     InitialConfig,
@@ -27,6 +28,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, ContextLengthError, InputError, UnsupportedError
+from polyhead.layers.norms import build_norm
 from polyhead.models import Transformer
 from polyhead.models.parts import parse_heads
 
@@ -262,6 +264,68 @@ def test_every_text_is_of_the_first_task_type():
     assert (len(tasks), len(edges)) == (3, 5)
 
 
+def test_a_first_row_stands_beside_the_token_where_it_has_a_dim():
+    rows = (FirstRowConfig(3, dim=5), FirstRowConfig(4), FirstRowConfig(2, dim=1))
+    projection = EmbeddingProjectionConfig(24, "tokens")
+    config = EmbeddingConfig(projection=projection, first_rows=rows)
+    embedding, ids = model(embedding=config).embedding, some_ids(2, 4)
+    shapes, tasks, sounds = (table.weight for table in embedding.first_rows)
+    beside = torch.cat((shapes[0], sounds[0])).expand(2, 4, -1)
+    read = torch.cat((embedding.tokens.weight[ids], beside), dim=-1)
+    torch.testing.assert_close(embedding(ids), embedding.projection(read) + tasks[0])
+    with pytest.raises(ConfigError, match="need a projection of 'tokens'"):
+        EmbeddingConfig(first_rows=rows)
+    with pytest.raises(ConfigError, match="a first row with a dim is not added: got times=2"):
+        FirstRowConfig(3, times=2, dim=5)
+
+
+def test_neighbours_are_projected_with_a_token_and_padding_is_zeros():
+    config = EmbeddingConfig(projection=EmbeddingProjectionConfig(5, "tokens", neighbours=2))
+    encoder = model(kind="encoder", head=None, embedding=config)
+    ids = some_ids(2, 6)
+    vectors = torch.nn.functional.pad(encoder.embedding.tokens.weight[ids], (0, 0, 2, 2))
+    read = torch.cat([vectors[:, 2 + i : 8 + i] for i in (2, 1, 0, -1, -2)], dim=-1)
+    torch.testing.assert_close(encoder.embedding(ids), encoder.embedding.projection(read))
+    padded = encoder(ids, mask=KeyLengths(torch.tensor([6, 3])))
+    torch.testing.assert_close(padded[1:, :3], encoder(ids[1:, :3]))
+    with pytest.raises(UnsupportedError, match="neighbours understands no mask but KeyLengths"):
+        encoder(ids, mask=Window(2))
+    with pytest.raises(ConfigError, match="they belong to kind 'encoder', got kind='decoder'"):
+        model(embedding=config)
+    with pytest.raises(ConfigError, match="of an embedding projection of 'tokens': got of='sum'"):
+        EmbeddingProjectionConfig(5, neighbours=1)
+
+
+@pytest.mark.parametrize("head", ["tied", "untied"])
+def test_a_head_has_columns_beside_those_of_a_narrower_matrix(head):
+    config = EmbeddingConfig(projection=EmbeddingProjectionConfig(10))
+    decoder, ids = model(head=head, head_beside=14, embedding=config), some_ids(1, 4)
+    first = decoder.embedding.tokens.weight if head == "tied" else decoder.head.weight
+    assert first.shape[1] == 10
+    assert decoder.head.beside.std() > 0
+    matrix = torch.cat((first, decoder.head.beside), dim=1)
+    assert torch.equal(decoder.unembedding, matrix)
+    with torch.no_grad():
+        torch.testing.assert_close(decoder(ids), decoder.hidden_states(ids) @ matrix.T)
+    for wrong in (13, 24):
+        if head == "tied" or wrong == 24:
+            with pytest.raises(ConfigError, match="head_beside"):
+                model(head=head, head_beside=wrong, embedding=config)
+    with pytest.raises(ConfigError, match="need a head: got head=None"):
+        model(head=None, head_beside=3)
+
+
+def test_an_affine_norm_only_scales_and_shifts():
+    norm = build_norm(4, NormConfig("affine", bias=True))
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(norm(x), x * norm.weight + norm.bias)
+    assert NormConfig("affine").parameters(4) == 4
+    with pytest.raises(ConfigError, match="affine norm has a weight"):
+        NormConfig("affine", weight=False)
+
+
 def test_masked_tokens_count_as_dropped():
     config = EmbeddingConfig(token_dropout=TokenDropoutConfig(7, share=0.2))
     encoder = model(kind="encoder", head=None, embedding=config)
@@ -272,7 +336,7 @@ def test_masked_tokens_count_as_dropped():
     torch.testing.assert_close(padded[1:, :2], encoder(ids[1:, :2]))
     with pytest.raises(UnsupportedError, match="token_dropout understands no mask but KeyLengths"):
         encoder(ids, mask=Window(2))
-    with pytest.raises(ConfigError, match="it belongs to kind 'encoder', got kind='decoder'"):
+    with pytest.raises(ConfigError, match="they belong to kind 'encoder', got kind='decoder'"):
         model(embedding=config)
 
 

@@ -10,6 +10,7 @@ from polyhead.config.attention import (
     RelativeBiasConfig,
 )
 from polyhead.config.block_sums import BlockSumsAttentionConfig
+from polyhead.config.bottleneck import BottleneckAttentionConfig
 from polyhead.config.compressed import CompressedAttentionConfig
 from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
@@ -81,6 +82,7 @@ __all__ = [
     "BlockIndexerConfig",
     "BlockMeansConfig",
     "BlockSumsAttentionConfig",
+    "BottleneckAttentionConfig",
     "CallCost",
     "CompressedAttentionConfig",
     "ConvolutionConfig",

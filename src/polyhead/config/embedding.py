@@ -46,14 +46,22 @@ class EmbeddingProjectionConfig(Data):
             ALBERT), the ``"tokens"`` before the others are added (OPT-350m), or the ``"raw_sum"``,
             which is normalized afterwards (DeBERTa).
         bias: Whether the projection has a bias.
+        neighbours: Of ``"tokens"``: so many on either side of a token are projected with it, side
+            by side from the last to the first (MobileBERT); there are zeros beyond a text.
     """
 
     dim: int
     of: Literal["sum", "tokens", "raw_sum"] = "sum"
     bias: bool = True
+    neighbours: int = 0
 
     def __post_init__(self) -> None:
         check_whole("embedding projection dim", self.dim)
+        check_whole("embedding projection neighbours", self.neighbours, least=0)
+        if self.neighbours and self.of != "tokens":
+            raise ConfigError(
+                f"neighbours are of an embedding projection of 'tokens': got of={self.of!r}"
+            )
         check_choice("embedding projection of", self.of, ("sum", "tokens", "raw_sum"))
 
 
@@ -160,14 +168,21 @@ class FirstRowConfig(Data):
         rows: Rows of the table.
         times: How many times the row is added: LayoutLM's table of columns is read for the left
             and for the right edge of a box.
+        dim: Features of a row that is not added: it stands behind the token's vector in what a
+            projection of ``"tokens"`` reads (RoCBert); None: it is added.
     """
 
     rows: int
     times: int = 1
+    dim: int | None = None
 
     def __post_init__(self) -> None:
         check_whole("first row rows", self.rows)
         check_whole("first row times", self.times)
+        if self.dim is not None:
+            check_whole("first row dim", self.dim)
+            if self.times != 1:
+                raise ConfigError(f"a first row with a dim is not added: got times={self.times}")
 
 
 @dataclass(frozen=True)
@@ -180,7 +195,8 @@ class EmbeddingConfig(Data):
             OPT, BART, RoBERTa, M2M-100, XGLM). A learned table has max_positions + offset rows.
         sinusoid: How sinusoidal positions lie.
         num_segments: BERT's token types, XLM's languages.
-        first_rows: ERNIE's task types, LayoutLM's edges of boxes, TAPAS's rows and columns.
+        first_rows: ERNIE's task types, LayoutLM's edges of boxes, TAPAS's rows and columns,
+            RoCBert's shapes and sounds.
         segments_optional: A call without segments adds none of them (XLM), not the first.
         norm: A norm over the sum (BERT, BLOOM, BART).
         norm_of: Or over the ``"tokens"`` before positions are added (Blenderbot's small decoder).
@@ -228,6 +244,26 @@ class EmbeddingConfig(Data):
                 "token_dropout"
             )
 
+        beside = any(each.dim is not None for each in self.first_rows)
+        if beside and (self.projection is None or self.projection.of != "tokens"):
+            raise ConfigError(
+                f"first_rows with a dim need a projection of 'tokens': got {self.projection}"
+            )
+
+    @property
+    def projected_dim(self) -> int:
+        """Features that the projection reads; 0 without one."""
+        if self.projection is None:
+            return 0
+        tokens = (2 * self.projection.neighbours + 1) * self.projection.dim
+        return tokens + sum(each.dim or 0 for each in self.first_rows)
+
+    @property
+    def reads_lengths(self) -> bool:
+        """Whether a token's vector depends on which others are padding."""
+        near = self.projection is not None and self.projection.neighbours > 0
+        return near or self.token_dropout is not None
+
     def parameter_groups(
         self, vocab_size: int, embed_dim: int, max_positions: int, *, read_whole: bool
     ) -> Iterator[ParameterGroup]:
@@ -243,7 +279,8 @@ class EmbeddingConfig(Data):
         if self.projection is not None:
             dim = self.projection.dim
             summed = E if self.projection.of == "tokens" else dim
-            yield ParameterGroup("embedding", 1, (dim + self.projection.bias) * E, multiplied=False)
+            size = (self.projected_dim + self.projection.bias) * E
+            yield ParameterGroup("embedding", 1, size, multiplied=False)
         if self.frontend is not None:
             yield from self.frontend.parameter_groups(E)
         elif vocab_size:
@@ -252,9 +289,11 @@ class EmbeddingConfig(Data):
                 "embedding", vocab_size, dim, multiplied=False, looked_up=looked_up
             )
         rows = max_positions + self.position_offset if self.positions == "learned" else 0
-        for count in (rows, self.num_segments, *(each.rows for each in self.first_rows)):
+        for count in (rows, self.num_segments):
             if count:
                 yield ParameterGroup("embedding", 1, count * summed, multiplied=False)
+        for each in self.first_rows:
+            yield ParameterGroup("embedding", 1, each.rows * (each.dim or summed), multiplied=False)
         if self.prefix:
             yield ParameterGroup("embedding", self.prefix, E, multiplied=False)
         if self.norm is not None:

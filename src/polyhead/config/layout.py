@@ -101,6 +101,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "global_prefix": "polyhead.config.global_prefix",
         "grouped": "polyhead.config.grouped",
         "block_sums": "polyhead.config.block_sums",
+        "bottleneck": "polyhead.config.bottleneck",
         "disentangled": "polyhead.config.disentangled",
         "xlnet": "polyhead.config.xlnet",
     }

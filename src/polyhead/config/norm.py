@@ -14,6 +14,7 @@ from polyhead.errors import ConfigError
 class NormConfig(Data):
     """LayerNorm (Ba et al. 2016) or RMSNorm (Zhang & Sennrich 2019).
 
+    ``"affine"``: x · weight + bias, without a norm, and so without eps (MobileBERT's NoNorm).
     ``weight`` False: nothing is multiplied afterwards (OLMo; Llama 4's queries and keys).
     ``weight_offset`` is added to the stored weight (1.0 in Gemma and Nemotron, whose files store
     weight - 1).
@@ -22,17 +23,22 @@ class NormConfig(Data):
         ConfigError: A combination that does not exist.
     """
 
-    type: Literal["layernorm", "rmsnorm"] = "rmsnorm"
+    type: Literal["layernorm", "rmsnorm", "affine"] = "rmsnorm"
     eps: float = 1e-5
     bias: bool = False
     weight_offset: float = 0.0
     weight: bool = True
 
     def __post_init__(self) -> None:
-        check_choice("norm type", self.type, ("layernorm", "rmsnorm"))
+        check_choice("norm type", self.type, ("layernorm", "rmsnorm", "affine"))
         check_number("eps", self.eps, least=0, error=ConfigError)
         if self.type == "rmsnorm" and self.bias:
             raise ConfigError("rmsnorm has no bias: got bias=True")
+        if self.type == "affine" and (not self.weight or self.weight_offset):
+            raise ConfigError(
+                f"an affine norm has a weight and no weight_offset: got weight={self.weight}, "
+                f"weight_offset={self.weight_offset}"
+            )
         if not self.weight and (self.bias or self.weight_offset):
             raise ConfigError(
                 f"a norm without weight has no bias and no weight_offset: got bias={self.bias}, "

@@ -81,6 +81,8 @@ class TransformerConfig(Data):
             empty: its own.
         head_transforms: Before the logits, one after the other (BERT's masked tokens, OPT-350m's
             projection).
+        head_beside: Columns of the head's own beside those of the matrix that ``head`` names
+            (MobileBERT, whose hidden states have more features than its embedding).
         logit_scale: Factor of the logits, before the softcap (Cohere; 1 / logits_scaling of
             Granite; 1/√E of T5 with a tied head).
         task: Classes or pooled states in place of logits; only without ``head``.
@@ -99,6 +101,7 @@ class TransformerConfig(Data):
     final_norm: NormConfig | None = field(default_factory=NormConfig)
     head: Literal["tied", "untied"] | None = "tied"
     head_bias: bool = False
+    head_beside: int = 0
     logit_softcap: float | None = None
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
@@ -137,10 +140,11 @@ class TransformerConfig(Data):
         _check_per_layer(self)
         _check_distances(self)
         _check_streams(self)
-        if self.kind != "encoder" and self.embedding.token_dropout is not None:
+        own = self.encoder.embedding
+        if (self.kind != "encoder" and self.embedding.reads_lengths) or (own and own.reads_lengths):
             raise ConfigError(
-                f"token_dropout counts the tokens of a whole text: it belongs to kind 'encoder', "
-                f"got kind={self.kind!r}"
+                "token_dropout and neighbours read a whole text at once: they belong to kind "
+                f"'encoder', got kind={self.kind!r}"
             )
         _check_reads("layers", self.layers)
         _check_reads("encoder_layers", self.encoder_layers)
@@ -241,8 +245,11 @@ class TransformerConfig(Data):
     def _check_head(self) -> None:
         if self.task is not None and self.head is not None:
             raise ConfigError(f"a task head needs head=None: got head={self.head!r}")
-        if self.head is None and (self.head_transforms or self.head_bias):
-            raise ConfigError("head_transforms and head_bias need a head: got head=None")
+        check_whole("head_beside", self.head_beside, least=0)
+        if self.head is None and (self.head_transforms or self.head_bias or self.head_beside):
+            raise ConfigError(
+                "head_transforms, head_bias and head_beside need a head: got head=None"
+            )
         if self.head is None:
             return
         if self.embedding.frontend is not None and self.kind != "encoder-decoder":
@@ -250,11 +257,13 @@ class TransformerConfig(Data):
         size = last_dim(self.embed_dim, self.head_transforms)
         projection = self.embedding.projection
         table = self.embed_dim if projection is None else projection.dim
-        if self.head == "tied" and size != table:
+        if self.head == "tied" and size - self.head_beside != table:
             raise ConfigError(
                 f"a tied head needs hidden states of the embedding's size {table}: got {size}; "
-                "give the last of head_transforms that dim"
+                "give the last of head_transforms that dim, or head_beside what is beyond it"
             )
+        if self.head == "untied" and self.head_beside >= size:
+            raise ConfigError(f"head_beside must be below {size} features: got {self.head_beside}")
 
 
 def _check_per_layer(config: TransformerConfig) -> None:

@@ -36,7 +36,6 @@ REFUSED: Mapping[str, str] = {
     "funnel": "its blocks pool tokens, so layers differ in length, and the last ones read states "
     "spread back over the tokens",
     "convbert": "a part of its heads are convolutions whose weights depend on the text",
-    "mobilebert": "its layers narrow what they read, and their norms (NoNorm) only scale and shift",
     "perceiver": "its layers are over learned latents, which attend to the text once",
     "neomme": "attention takes out of each result its part along the token's own value, and adds "
     "vectors of the ids to values",

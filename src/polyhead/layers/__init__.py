@@ -8,6 +8,7 @@ from is in ``polyhead.config``.
 from polyhead.config import (
     AttentionConfig,
     BlockSumsAttentionConfig,
+    BottleneckAttentionConfig,
     CompressedAttentionConfig,
     CrossLayerAttentionConfig,
     CyclesConfig,
@@ -51,6 +52,7 @@ from polyhead.config import (
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
+from polyhead.layers.bottleneck_attention import BottleneckAttention
 from polyhead.layers.compressed_attention import CompressedAttention
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.cycles import Cycles
@@ -94,6 +96,8 @@ __all__ = [
     "AttentionRecord",
     "BlockSumsAttention",
     "BlockSumsAttentionConfig",
+    "BottleneckAttention",
+    "BottleneckAttentionConfig",
     "CompressedAttention",
     "CompressedAttentionConfig",
     "CrossLayerAttention",

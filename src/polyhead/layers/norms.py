@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead._utils.checks import check_int
 from polyhead.config import NormConfig
+from polyhead.errors import ConfigError
 from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed
 from polyhead.semantics.tokens import is_tracing
@@ -171,6 +172,8 @@ class HeadNorm(Fixed):
 
     def __init__(self, heads: int, dim: int, config: NormConfig) -> None:
         super().__init__()
+        if config.type == "affine":
+            raise ConfigError("norms of each head are no affine ones: got type='affine'")
         self.config = config
         shape = (heads, dim)
         weight = nn.Parameter(torch.empty(shape)) if config.weight else None
@@ -209,8 +212,39 @@ class HeadNorm(Fixed):
         return "" if self.weight is None else f"{list(self.weight.shape)}"
 
 
-def build_norm(dim: int, config: NormConfig) -> LayerNorm | RMSNorm:
+class Affine(Fixed):
+    """Scales and shifts every feature: x · weight + bias (MobileBERT's NoNorm).
+
+    Args:
+        dim: Features E.
+        config: Whether there is a bias.
+    """
+
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
+    def __init__(self, dim: int, config: NormConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(dim))
+        self.register_parameter("bias", nn.Parameter(torch.empty(dim)) if config.bias else None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., E]`` to the same."""
+        y = x * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+def build_norm(dim: int, config: NormConfig) -> LayerNorm | RMSNorm | Affine:
     """The norm that ``config`` describes, over ``dim`` features."""
+    if config.type == "affine":
+        return Affine(dim, config)
     if config.type == "layernorm":
         return LayerNorm(dim, config.eps, config.bias, config.weight, config.weight_offset)
     norm = RMSNorm(dim, config.eps, config.weight_offset, config.weight)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import EmbeddingConfig, TokenDropoutConfig
@@ -57,7 +58,9 @@ class Embedding(Fixed):
         of = None if projection is None else projection.of
         summed = embed_dim if of == "tokens" else dim
         self.projection = (
-            None if projection is None else nn.Linear(dim, embed_dim, bias=projection.bias)
+            None
+            if projection is None
+            else nn.Linear(config.projected_dim, embed_dim, bias=projection.bias)
         )
         self.positions: LearnedPositions | SinusoidalPositions | None = None
         if config.positions == "learned":
@@ -66,7 +69,7 @@ class Embedding(Fixed):
             self.positions = SinusoidalPositions(summed, config.sinusoid)
         self.segments = nn.Embedding(config.num_segments, summed) if config.num_segments else None
         self.first_rows = nn.ModuleList(
-            nn.Embedding(each.rows, summed) for each in config.first_rows
+            nn.Embedding(each.rows, each.dim or summed) for each in config.first_rows
         )
         normed = embed_dim if of == "raw_sum" else summed
         self.norm = None if config.norm is None else build_norm(normed, config.norm)
@@ -131,7 +134,8 @@ class Embedding(Fixed):
             positions: The first token's position, the others following on; or ``[T]``, ``[B, T]``.
             segments: ``[B, T]`` whole numbers below num_segments; default all 0, or none where
                 they are optional.
-            lengths: ``[B]`` tokens that are not padding, which token_dropout counts; default T.
+            lengths: ``[B]`` tokens that are not padding, where the configuration reads them;
+                default T.
 
         Raises:
             ValueError: Segments for a model that has none, or of another shape than ``ids``.
@@ -144,7 +148,7 @@ class Embedding(Fixed):
             x = x * torch.full((), self.config.scale, dtype=x.dtype, device=x.device)
         projection = self.config.projection
         if self.projection is not None and projection is not None and projection.of == "tokens":
-            x = self.projection(x)
+            x = self.projection(self._before_projection(x, lengths, projection.neighbours))
         first = self.config.norm_of == "tokens"
         if self.norm is not None and first:
             x = self.norm(x)
@@ -160,7 +164,8 @@ class Embedding(Fixed):
             at = positions + self.config.position_offset
             x = x + self.positions(at, x.shape[1], x.dtype, x.device)
         for table, each in zip(self.first_rows, self.config.first_rows, strict=True):
-            x = x + each.times * cast(nn.Embedding, table).weight[0]
+            if each.dim is None:
+                x = x + each.times * cast(nn.Embedding, table).weight[0]
         if self.projection is not None and projection is not None and projection.of == "raw_sum":
             x = self.projection(x)
         if self.norm is not None and not first:
@@ -172,6 +177,17 @@ class Embedding(Fixed):
         if self.prefix is not None:
             x = torch.cat((self.prefix.expand(len(x), -1, -1), x), dim=1)
         return x
+
+    def _before_projection(self, x: Tensor, lengths: Tensor | None, neighbours: int) -> Tensor:
+        """What stands side by side where tokens are projected."""
+        if neighbours:
+            x = _with_neighbours(x, lengths, neighbours)
+        rows = [
+            cast(nn.Embedding, table).weight[0].expand(*x.shape[:2], -1)
+            for table, each in zip(self.first_rows, self.config.first_rows, strict=True)
+            if each.dim is not None
+        ]
+        return torch.cat((x, *rows), dim=-1) if rows else x
 
     def _of_segments(self, ids: Tensor, segments: Tensor) -> Tensor:
         count = self.config.num_segments
@@ -188,6 +204,16 @@ class Embedding(Fixed):
             )
         vectors: Tensor = self.segments(segments)
         return vectors
+
+
+def _with_neighbours(x: Tensor, lengths: Tensor | None, count: int) -> Tensor:
+    """Tokens side by side, from ``count`` ahead to ``count`` behind; padding counts as zeros."""
+    T = x.shape[1]
+    if lengths is not None:
+        padding = torch.arange(T, device=x.device) >= lengths[:, None]
+        x = x.masked_fill(padding[..., None], 0.0)
+    wide = F.pad(x, (0, 0, count, count))
+    return torch.cat([wide[:, first : first + T] for first in range(2 * count, -1, -1)], dim=-1)
 
 
 def _without_masked(

@@ -56,17 +56,23 @@ class Head(nn.Module):
 
     Attributes:
         weight: ``[W, E]``, a parameter or quantized; None where the head is tied.
+        beside: ``[W, config.head_beside]`` further columns of the matrix, or None; ``weight`` has
+            as many fewer.
         bias: ``[W]`` or None.
         transforms: Before the logits.
     """
 
     weight: nn.Parameter | QuantizedMatrix | None
+    beside: nn.Parameter | None
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         self.transforms = _transforms(config.embed_dim, config.head_transforms)
-        shape = (config.vocab_size, last_dim(config.embed_dim, config.head_transforms))
+        size, beside = last_dim(config.embed_dim, config.head_transforms), config.head_beside
+        shape = (config.vocab_size, size - beside)
         self.weight = None if config.head == "tied" else nn.Parameter(torch.empty(shape))
+        own = nn.Parameter(torch.empty(config.vocab_size, beside)) if beside else None
+        self.register_parameter("beside", own)
         self.bias = nn.Parameter(torch.empty(config.vocab_size)) if config.head_bias else None
 
 

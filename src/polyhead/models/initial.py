@@ -30,6 +30,8 @@ def draw_weights(model: nn.Module, config: TransformerConfig) -> None:
                         attention = model.get_submodule(name.rpartition(".")[0])
                         std /= math.sqrt(float(getattr(attention, "head_dim", 1)))
                 nn.init.normal_(weight, std=std)
+            if isinstance(beside := getattr(module, "beside", None), Tensor):
+                nn.init.normal_(beside, std=scale)
             bias = getattr(module, "bias", None)
             if isinstance(bias, Tensor):
                 nn.init.zeros_(bias)

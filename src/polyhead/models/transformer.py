@@ -250,8 +250,9 @@ class Transformer(Fixed):
         nothing = (None,) * count
         planned = cache is not None and not torch.compiler.is_compiling()
         counted: tuple[Tensor, ...] = ()
-        if self.config.embedding.token_dropout is not None:
-            counted = (lengths_of(mask, ids, "token_dropout"),)
+        if (embedding := self.config.embedding).reads_lengths:
+            reader = "token_dropout" if embedding.token_dropout else "an embedding of neighbours"
+            counted = (lengths_of(mask, ids, reader),)
         at = start if positions is None else positions
         scored, added = (segments, None) if self._scores_segments else (None, segments)
         entered = [self.embedding(ids, at, added, *counted)]
@@ -326,6 +327,8 @@ class Transformer(Fixed):
         if self.head is None:
             raise ValueError("this model has no head: its output are hidden states")
         weight = self.embedding.matrix if self.head.weight is None else self.head.weight
+        if self.head.beside is not None:
+            weight = self.unembedding
         logits = product(self.head.transforms(hidden), weight, self.head.bias)
         scale, cap = self.config.logit_scale, self.config.logit_softcap
         if scale != 1.0:
@@ -341,10 +344,11 @@ class Transformer(Fixed):
         """
         if self.head is None:
             raise ValueError("this model has no head: its output are hidden states")
-        weight = self.head.weight
+        weight, beside = self.head.weight, self.head.beside
         if weight is None:
-            return self.embedding.table
-        return weight.weight if isinstance(weight, QuantizedMatrix) else weight
+            weight = self.embedding.table
+        made = weight.weight if isinstance(weight, QuantizedMatrix) else weight
+        return made if beside is None else torch.cat((made, beside), dim=1)
 
     def __dir__(self) -> list[str]:
         """Without what raises: ``torch.jit.trace`` reads every name that is listed."""

@@ -285,8 +285,11 @@ def check_context(model: Transformer) -> None:
         raise unsupported("patches or sound on the dimension 'context'")
     if config.task is not None and config.task.pooling is not None:
         raise unsupported("pooled states on the dimension 'context'")
-    if config.embedding.token_dropout is not None:
-        raise unsupported("token_dropout on the dimension 'context'")
+    if config.embedding.reads_lengths:
+        raise unsupported(
+            "an embedding that reads a token's neighbours, or token_dropout, on the dimension "
+            "'context'"
+        )
     for layer in (*config.layers, *config.encoder_layers):
         check_parts(layer.attention, layer.feed_forward)
 

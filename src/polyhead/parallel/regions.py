@@ -315,6 +315,8 @@ def shard_vocabulary(
     if model.head is None:
         return
     head = model.head
+    if head.beside is not None:
+        raise unsupported("a head with columns beside those of another matrix")
     own = [name for name in ("weight", "bias") if getattr(head, name) is not None]
     if own:
         parallelize_module(head, mesh, Placed(dict.fromkeys(own, 0)))

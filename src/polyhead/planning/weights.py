@@ -68,8 +68,10 @@ def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
             )
     yield from transform_groups(E, config.head_transforms)
     size = last_dim(E, config.head_transforms)
-    if config.head == "untied":
-        yield ParameterGroup("head", W, size, multiplied=False)
+    if own := size - config.head_beside if config.head == "untied" else 0:
+        yield ParameterGroup("head", W, own, multiplied=False)
+    if config.head_beside:
+        yield ParameterGroup("head", W, config.head_beside, multiplied=False)
     if config.head_bias:
         yield ParameterGroup("head", W, 1, multiplied=False)
     if config.task is not None:

@@ -127,6 +127,22 @@ CASES = (
         ),
     ),
     Case(
+        "mobilebert",
+        {**_MHA, "embedding_size": 20, "intra_bottleneck_size": 16, "intermediate_size": 24},
+        auto="AutoModel",
+        axes=(
+            _PRE_TRAINED,
+            *_SMOOTH[1:3],
+            ({}, {"hidden_act": "silu"}),
+            ({}, {"type_vocab_size": 1}, {"embedding_size": 32}),
+            ({}, {"trigram_input": False}),
+            ({}, {"use_bottleneck_attention": True}),
+            ({}, {"num_feedforward_networks": 1}, {"num_feedforward_networks": 2}),
+            ({}, {"classifier_activation": False}),
+        ),
+        alone=True,
+    ),
+    Case(
         "longformer",
         {**_FAIRSEQ, "attention_window": 8},
         auto="AutoModel",
