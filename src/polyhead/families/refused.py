@@ -18,7 +18,6 @@ REFUSED: Mapping[str, str] = {
     "zamba": "its attention reads the embedding beside the stream, with weights shared by layers",
     "zamba2": "its attention reads the embedding beside the stream, with weights shared by layers",
     "xmod": "every layer ends in one of several adapters, chosen by the language of the text",
-    "roc_bert": "its embedding also reads the shape and the pronunciation of every character",
     "prophetnet": "its decoder predicts several tokens ahead in streams of their own",
     "reformer": "it attends within buckets of a hash",
     "transfo-xl": "transformers no longer has its classes, so no result is known",

@@ -143,6 +143,25 @@ CASES = (
         alone=True,
     ),
     Case(
+        "roc_bert",
+        {
+            **_MHA,
+            "pad_token_id": 1,  # transformers trains no row of that number, in any table
+            "pronunciation_embed_dim": 12,
+            "pronunciation_vocab_size": 9,
+            "shape_embed_dim": 20,
+            "shape_vocab_size": 14,
+        },
+        auto="AutoModel",
+        axes=(
+            _PRE_TRAINED,
+            *_SMOOTH[1:],
+            ({}, {"type_vocab_size": 1}),
+            ({}, {"shape_vocab_size": 5, "pronunciation_embed_dim": 32}),
+            ({}, {"concat_input": False}),
+        ),
+    ),
+    Case(
         "longformer",
         {**_FAIRSEQ, "attention_window": 8},
         auto="AutoModel",
