@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -156,3 +157,12 @@ def test_times_of_a_list_of_layers_are_limited_by_the_layers(tmp_path):
     }
     with pytest.raises(ConfigError, match=r"attention_types is .*; supported is 2 of"):
         read_config(wrong, tmp_path / "config.json")
+
+
+def test_a_model_of_many_languages_is_built_for_one(tmp_path: Path) -> None:
+    values = _tiny("xmod") | {"default_language": None}
+    with pytest.raises(ConfigError, match="default_language is None; supported is one of langu"):
+        read_config(values, tmp_path / "config.json")
+    only = read_config(values | {"languages": ["de_DE"]}, tmp_path / "config.json")
+    assert only.layers[0].adapter is not None
+    assert only.layers[0].adapter.name == "de_DE"

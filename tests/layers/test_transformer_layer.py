@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from polyhead import Causal, DenseCache, KeyLengths, Transformer, TransformerConfig
+from polyhead.config import AdapterConfig
 from polyhead.errors import ConfigError
 from polyhead.layers import (
     AttentionConfig,
@@ -317,6 +319,37 @@ def test_a_shortcut_joins_the_stream_behind_the_next_layer():
     with pytest.raises(ConfigError, match="shortcut and joins_shortcut need"):
         LayerConfig(heads, plain, shortcut=mixture, parallel="one norm")
     assert not any(layer.only_adds for layer in pair)
+
+
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("norm", [None, "own", "shared"])
+@pytest.mark.parametrize("keeps_normed", [True, False])
+def test_an_adapter_changes_the_sum_behind_the_network(placement, norm, keeps_normed):
+    torch.manual_seed(0)
+    heads, network = AttentionConfig(4, 2, 8), FeedForwardConfig(24)
+    plain = LayerConfig(heads, network, norm_placement=placement)
+    adapter = AdapterConfig(6, "silu", norm=norm, keeps_normed=keeps_normed)
+    layer = TransformerLayer.from_config(32, replace(plain, adapter=adapter)).eval()
+    own, x = layer.adapter, torch.randn(1, 5, 32)
+    for weight in layer.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    read = layer.feed_forward_norm if norm == "shared" else own.norm or torch.nn.Identity()
+    with torch.no_grad():
+        a = layer.attention(layer.attention_norm(x) if placement == "pre" else x, mask=Causal())
+        h = x + a if placement == "pre" else layer.attention_norm(x + a)
+        normed = layer.feed_forward_norm(h) if placement == "pre" else h
+        total = h + layer.feed_forward(normed)
+        n = read(total)
+        made = own.down_proj(torch.nn.functional.silu(own.up_proj(n)))
+        want = (n if keeps_normed else total) + made
+        want = want if placement == "pre" else layer.feed_forward_norm(want)
+        torch.testing.assert_close(layer(x, mask=Causal()), want)
+        cache = DenseCache()
+        steps = [layer(part, mask=Causal(), cache=cache) for part in x.split([3, 1, 1], dim=1)]
+        torch.testing.assert_close(torch.cat(steps, dim=1), want)
+    assert not layer.config.only_adds
+    with pytest.raises(ConfigError, match="an adapter is behind a feed_forward network with a"):
+        LayerConfig(heads, network, norm_placement="after", adapter=adapter)
 
 
 def _holding(given: torch.Tensor) -> Handed:

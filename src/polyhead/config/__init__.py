@@ -2,6 +2,7 @@
 
 They do not depend on layers, caches or files; those are built from configurations."""
 
+from polyhead.config.adapter import AdapterConfig
 from polyhead.config.attention import (
     ALiBiConfig,
     AttentionConfig,
@@ -74,6 +75,7 @@ from polyhead.config.xlnet import XLNetAttentionConfig
 
 __all__ = [
     "ALiBiConfig",
+    "AdapterConfig",
     "AltUpConfig",
     "AttentionConfig",
     "AttentionSpan",

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from polyhead.config.adapter import AdapterConfig
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.data import Data, check_choice, check_whole
@@ -51,6 +52,7 @@ class LayerConfig(Data):
             behind the next layer: while that computes, tokens may travel to experts
             (shortcut-connected mixtures, Cai et al. 2024, arXiv 2404.05019; LongCat-Flash).
         joins_shortcut: Whether what the layer before gave by its ``shortcut`` is added at last.
+        adapter: Of what the feed-forward network gave, after it joined the stream (X-MOD).
     """
 
     attention: HeadLayout
@@ -72,6 +74,7 @@ class LayerConfig(Data):
     convolution: ConvolutionConfig | None = None
     shortcut: Network | None = None
     joins_shortcut: bool = False
+    adapter: AdapterConfig | None = None
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -113,6 +116,7 @@ class LayerConfig(Data):
             )
         self._check_streams()
         self._check_shortcut(norms_input)
+        self._check_adapter(norms_input)
         if self.feed_forward_out_norm and (
             self.norm_placement != "pre" or self.parallel is not None
         ):
@@ -167,6 +171,19 @@ class LayerConfig(Data):
                 f"streams={type(self.streams).__name__}, output_scale={self.output_scale}"
             )
 
+    def _check_adapter(self, norms_input: bool) -> None:
+        """Raises where an adapter does not go with the other fields."""
+        plain = self.norm_placement in ("pre", "post") and self.parallel is None
+        behind = self.feed_forward is not None and not norms_input and self.streams is None
+        if self.adapter is not None and not (plain and behind):
+            raise ConfigError(
+                "an adapter is behind a feed_forward network with a norm before it or behind its "
+                "sum, and one residual stream: got "
+                f"feed_forward={type(self.feed_forward).__name__}, norm_placement="
+                f"{self.norm_placement!r}, parallel={self.parallel!r}, "
+                f"streams={type(self.streams).__name__}"
+            )
+
     def has_norm(self, part: str) -> bool:
         """Whether a part has a norm before it, besides the one over its output.
 
@@ -201,7 +218,7 @@ class LayerConfig(Data):
     @property
     def only_adds(self) -> bool:
         """Whether all that it does is to add its parts' outputs to one residual stream."""
-        if self.convolution is not None:
+        if self.convolution is not None or self.adapter is not None:
             return False
         mixes = any(self.mix(part)[0] != 1.0 for part in self.parts) or self.laurel_rank is not None
         scaled = self.norm_placement == "post" or self.output_scale
@@ -264,6 +281,8 @@ class LayerConfig(Data):
         if self.convolution is not None:
             yield from self.convolution.parameter_groups(embed_dim)
             yield ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
+        if self.adapter is not None:
+            yield from self.adapter.parameter_groups(embed_dim, self.norm)
         if self.streams is not None:
             for _ in (0,) if self.streams.around_layer else self.parts:
                 yield from self.streams.parameter_groups(embed_dim)

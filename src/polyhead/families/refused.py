@@ -17,7 +17,6 @@ REFUSED: Mapping[str, str] = {
     "xlstm": _RECURRENT,
     "zamba": "its attention reads the embedding beside the stream, with weights shared by layers",
     "zamba2": "its attention reads the embedding beside the stream, with weights shared by layers",
-    "xmod": "every layer ends in one of several adapters, chosen by the language of the text",
     "prophetnet": "its decoder predicts several tokens ahead in streams of their own",
     "reformer": "it attends within buckets of a hash",
     "transfo-xl": "transformers no longer has its classes, so no result is known",

@@ -27,6 +27,7 @@ from polyhead.caches import KeyValueCache
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig, RopeConfig
 from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
+from polyhead.layers.adapter import Adapter
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import default_head_dim
 from polyhead.layers.convolution import Convolution
@@ -181,6 +182,8 @@ class TransformerLayer(Fixed):
             self.laurel = Laurel(embed_dim, config.laurel_rank, config.norm)
         if config.convolution is not None:
             self.convolution = Convolution(embed_dim, config.convolution, config.norm)
+        if config.adapter is not None:
+            self.adapter = Adapter(embed_dim, config.adapter, config.norm, config.dropout)
         self._mixes_parts = config.streams is not None and not config.streams.around_layer
         if config.streams is not None:
             names = [f"{p}_streams" for p in config.parts] if self._mixes_parts else ["streams"]
@@ -387,6 +390,8 @@ class TransformerLayer(Fixed):
         if (kept := getattr(self, f"_{part}_mix")[0]) != 1.0:
             x = x * kept
         joined: Tensor = dropped(h, p, plus=x) if p else x + h
+        if part == "feed_forward" and self.config.adapter is not None:
+            joined = self.adapter(joined, self.feed_forward_norm)
         if self._post:
             joined = getattr(self, f"{part}_norm")(joined)
         return joined

@@ -51,6 +51,7 @@ _PARTS = {
 """The part of a parameter outside the layers, by the first word of its name."""
 
 _BESIDE = {
+    "adapter",
     "feed_forward",
     "per_layer_input",
     "laurel",

@@ -345,9 +345,8 @@ class Transformer(Fixed):
         if self.head is None:
             raise ValueError("this model has no head: its output are hidden states")
         weight, beside = self.head.weight, self.head.beside
-        if weight is None:
-            weight = self.embedding.table
-        made = weight.weight if isinstance(weight, QuantizedMatrix) else weight
+        made = self.embedding.table if weight is None else weight
+        made = made.weight if isinstance(made, QuantizedMatrix) else made
         return made if beside is None else torch.cat((made, beside), dim=1)
 
     def __dir__(self) -> list[str]:

@@ -207,6 +207,23 @@ CASES = (
             ({}, {"entity_emb_size": 32}, {"use_entity_aware_attention": False}),
         ),
     ),
+    Case(
+        "xmod",
+        {
+            **_FAIRSEQ,
+            "languages": ["en_XX", "de_DE", "de_DE2"],
+            "default_language": "de_DE",
+            "adapter_reduction_factor": 3,
+        },
+        auto="AutoModel",
+        axes=(
+            *_SMOOTH,
+            ({}, {"pre_norm": True}),
+            ({}, {"adapter_layer_norm": True}, {"adapter_reuse_layer_norm": False}),
+            ({}, {"ln_before_adapter": False}),
+            ({}, {"languages": ["de_DE"]}, {"default_language": "en_XX"}),
+        ),
+    ),
     Case("mpnet", _FAIRSEQ, auto="AutoModel", axes=_PLAIN, tokens=40),
     Case(
         "distilbert",
