@@ -122,6 +122,7 @@ _WORDS = {
     "window and global tokens": "窗口与全局词元",
     "grouped projections": "分组投影",
     "narrow heads": "窄的头",
+    "heads and convolutions": "头与卷积",
     "affine": "仅缩放与平移",
     "content and distances": "内容与距离",
     "distances and segments": "距离与段",
@@ -179,6 +180,7 @@ NAMES = {
     "disentangled": "content and distances",
     "xlnet": "distances and segments",
     "bottleneck": "narrow heads",
+    "convolved_heads": "heads and convolutions",
 }
 """Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {

@@ -45,6 +45,7 @@ SIZES: dict[str, Any] = {
 }
 """Instead of a family's own, which are those of a large model."""
 OF_FAMILY: dict[str, dict[str, Any]] = {
+    "convbert": {"embedding_size": 32},
     "esm": {"pad_token_id": 1},
     "squeezebert": {"embedding_size": 32},
     "gemma3n_text": {"num_kv_shared_layers": 1},

@@ -13,6 +13,7 @@ from polyhead.config import (
     AttentionConfig,
     BlockSumsAttentionConfig,
     BottleneckAttentionConfig,
+    ConvolvedHeadsConfig,
     FeedForwardConfig,
     GlobalBlocksAttentionConfig,
     GlobalPrefixAttentionConfig,
@@ -36,6 +37,7 @@ LAYOUTS = {
     "bottleneck": BottleneckAttentionConfig(
         *SIZES, dim=10, networks=(FeedForwardConfig(12), FeedForwardConfig(7, gated=False))
     ),
+    "convolved": ConvolvedHeadsConfig(4, 4, 6, width=5),
     "global blocks": GlobalBlocksAttentionConfig(*SIZES, block_size=3, first_again=2),
     "global prefix": GlobalPrefixAttentionConfig(*SIZES, chunk=8, stagger=4, prefix=3),
 }
@@ -130,6 +132,16 @@ def test_heads_in_a_bottleneck_are_their_formula() -> None:
     for wrong in ({"sinks": True}, WINDOW):
         with pytest.raises(ConfigError, match="heads in a bottleneck"):
             replace(config, **wrong)
+
+
+def test_what_convolved_heads_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match="need an odd width: got 4"):
+        ConvolvedHeadsConfig(4, 4, 6, width=4)
+    for wrong in ({"num_kv_heads": 2}, {"v_head_dim": 5}, WINDOW):
+        with pytest.raises(ConfigError, match="keys and values each"):
+            replace(ConvolvedHeadsConfig(4, 4, 6), **wrong)
+    with pytest.raises(ConfigError, match="go without sinks"):
+        ConvolvedHeadsConfig(4, 4, 6, sinks=True)
 
 
 def test_a_window_with_global_tokens_is_an_encoders() -> None:

@@ -14,6 +14,7 @@ from polyhead.config.block_sums import BlockSumsAttentionConfig
 from polyhead.config.bottleneck import BottleneckAttentionConfig
 from polyhead.config.compressed import CompressedAttentionConfig
 from polyhead.config.convolution import ConvolutionConfig
+from polyhead.config.convolved_heads import ConvolvedHeadsConfig
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.cycles import CyclesConfig
 from polyhead.config.data import Data
@@ -88,6 +89,7 @@ __all__ = [
     "CallCost",
     "CompressedAttentionConfig",
     "ConvolutionConfig",
+    "ConvolvedHeadsConfig",
     "CrossLayerAttentionConfig",
     "CyclesConfig",
     "Data",

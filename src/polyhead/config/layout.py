@@ -102,6 +102,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "grouped": "polyhead.config.grouped",
         "block_sums": "polyhead.config.block_sums",
         "bottleneck": "polyhead.config.bottleneck",
+        "convolved_heads": "polyhead.config.convolved_heads",
         "disentangled": "polyhead.config.disentangled",
         "xlnet": "polyhead.config.xlnet",
     }

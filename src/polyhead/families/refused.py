@@ -33,7 +33,6 @@ REFUSED: Mapping[str, str] = {
     "yoso": "it weighs keys by how likely hashes collide, not by softmax",
     "funnel": "its blocks pool tokens, so layers differ in length, and the last ones read states "
     "spread back over the tokens",
-    "convbert": "a part of its heads are convolutions whose weights depend on the text",
     "perceiver": "its layers are over learned latents, which attend to the text once",
     "neomme": "attention takes out of each result its part along the token's own value, and adds "
     "vectors of the ids to values",

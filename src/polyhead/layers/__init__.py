@@ -10,6 +10,7 @@ from polyhead.config import (
     BlockSumsAttentionConfig,
     BottleneckAttentionConfig,
     CompressedAttentionConfig,
+    ConvolvedHeadsConfig,
     CrossLayerAttentionConfig,
     CyclesConfig,
     DenseAndExpertsConfig,
@@ -54,6 +55,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
 from polyhead.layers.bottleneck_attention import BottleneckAttention
 from polyhead.layers.compressed_attention import CompressedAttention
+from polyhead.layers.convolved_heads_attention import ConvolvedHeads
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.cycles import Cycles
 from polyhead.layers.dense_and_experts import DenseAndExperts
@@ -100,6 +102,8 @@ __all__ = [
     "BottleneckAttentionConfig",
     "CompressedAttention",
     "CompressedAttentionConfig",
+    "ConvolvedHeads",
+    "ConvolvedHeadsConfig",
     "CrossLayerAttention",
     "CrossLayerAttentionConfig",
     "Cycles",

@@ -127,6 +127,19 @@ CASES = (
         ),
     ),
     Case(
+        "convbert",
+        {**_FAIRSEQ, "embedding_size": 20, "conv_kernel_size": 3},
+        auto="AutoModel",
+        axes=(
+            *_SMOOTH,
+            ({}, {"embedding_size": 32, "type_vocab_size": 1}),
+            ({}, {"head_ratio": 1}, {"head_ratio": 8}),
+            ({}, {"conv_kernel_size": 5}, {"conv_kernel_size": 1}),
+            ({}, {"num_groups": 2}, {"num_groups": 4}),
+        ),
+        alone=True,
+    ),
+    Case(
         "mobilebert",
         {**_MHA, "embedding_size": 20, "intra_bottleneck_size": 16, "intermediate_size": 24},
         auto="AutoModel",
