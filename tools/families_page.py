@@ -181,6 +181,7 @@ NAMES = {
     "xlnet": "distances and segments",
     "bottleneck": "narrow heads",
     "convolved_heads": "heads and convolutions",
+    "shared_block": "a shared block before Mamba",
 }
 """Of head layouts, where they are not those of grouped heads."""
 MEMORIES = {

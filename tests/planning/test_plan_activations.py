@@ -56,6 +56,7 @@ from polyhead.layers import (
     RgLruConfig,
     RopeConfig,
     SelectiveAttentionConfig,
+    SharedBlockConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
@@ -181,6 +182,24 @@ LAYERS = {
         LayerConfig(LightningAttentionConfig(16, 32), NARROW), share=0.6, tiles=CHUNKS
     ),
     "RG-LRU": Case(LayerConfig(RgLruConfig(8, width=512), NARROW), share=0.6, tiles=CHUNKS),
+    "shared block": Case(
+        LayerConfig(
+            SharedBlockConfig(
+                8,
+                8,
+                64,
+                rope=RopeConfig(),
+                mixer=Mamba2Config(16, 2, 32, 32),
+                network=GATED,
+                adapter_rank=8,
+                head_adapters=True,
+            ),
+            None,
+            attention_norm=False,
+        ),
+        share=0.5,
+        tiles=CHUNKS,
+    ),
     "hybrid heads": Case(
         LayerConfig(
             HybridHeadsConfig(

@@ -66,6 +66,7 @@ from polyhead.config.selectors import (
     BlockMeansConfig,
     SelectorConfig,
 )
+from polyhead.config.shared_block import SharedBlockConfig
 from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.streams import AltUpConfig, StreamsConfig
@@ -147,6 +148,7 @@ __all__ = [
     "RopeType",
     "SelectiveAttentionConfig",
     "SelectorConfig",
+    "SharedBlockConfig",
     "ShortConvolutionConfig",
     "SinusoidConfig",
     "SparseLatentAttentionConfig",

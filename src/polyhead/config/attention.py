@@ -180,6 +180,11 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return self.head_dim
 
     @property
+    def input_vectors(self) -> int:
+        """Vectors of a token that are projected, side by side."""
+        return 1
+
+    @property
     def has_k_bias(self) -> bool:
         """Whether the projection of keys has a bias."""
         return self.qkv_bias if self.k_bias is None else self.k_bias
@@ -236,9 +241,10 @@ class AttentionConfig(HeadLayout, kind="heads"):
         self, embed_dim: int, context_dim: int | None = None
     ) -> Iterator[ParameterGroup]:
         E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
-        C = embed_dim if context_dim is None else context_dim
+        read = self.input_vectors * E
+        C = read if context_dim is None else context_dim
         made = self.output_heads
-        projected = [(made, H // made * D, E, self.qkv_bias)]
+        projected = [(made, H // made * D, read, self.qkv_bias)]
         if self.makes_keys:
             held = self.kv  # of differential heads in pairs
             projected.append((held.num_kv_heads, held.key_dim, C, self.has_k_bias))

@@ -26,6 +26,9 @@ EMBEDDING = -1
 TOKENS = "tokens"
 """The ids of a call, ``[B, T]``, which networks may read from the embedding."""
 
+EMBEDDED = "embedded"
+"""What the embedding gives, ``[B, T, E]``, which every layer of a model may read."""
+
 GLOBAL_TOKENS = "global_tokens"
 """What a call of an encoder may name, ``[B, T]`` bool; None is handed on where it does not."""
 
@@ -105,6 +108,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "convolved_heads": "polyhead.config.convolved_heads",
         "disentangled": "polyhead.config.disentangled",
         "xlnet": "polyhead.config.xlnet",
+        "shared_block": "polyhead.config.shared_block",
     }
 
     num_heads: int
@@ -158,16 +162,21 @@ class HeadLayout(OneOfSeveral, ABC):
         return {}
 
     @property
+    def shared_weights(self) -> Mapping[str, int]:
+        """Its modules that have an earlier layer's weights: a name, and that layer's number."""
+        return {}
+
+    @property
     def handed_elements(self) -> int:
         """Numbers per token of what it hands on, which later layers keep alive without a cache."""
         return 0
 
     def check_source(self, what: str, source: HeadLayout) -> None:
-        """Raises ConfigError where ``source`` hands on what this layer cannot read.
+        """Raises ConfigError where ``source`` hands on, or has, what this layer cannot read.
 
         Args:
-            what: A name among ``reads``.
-            source: The layer that it is read from, which hands it on.
+            what: A name among ``reads`` or ``shared_weights``.
+            source: The layer that it is read from, which hands it on or has its own.
         """
 
     @property

@@ -26,6 +26,7 @@ class ParameterGroup:
         visited: how many of them a token visits.
         looked_up: Whether a token reads one row of it alone.
         as_numbers: Whether it is never kept in codes: not only products read it.
+        held: Whether it is this layer's: False where it multiplies by an earlier layer's.
     """
 
     part: ModelPart
@@ -36,6 +37,7 @@ class ParameterGroup:
     visited: int = 1
     looked_up: bool = False
     as_numbers: bool = False
+    held: bool = True
 
     @property
     def count(self) -> int:

@@ -19,7 +19,7 @@ from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig, last_dim
 from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
-from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS
+from polyhead.config.layout import EMBEDDED, EMBEDDING, GLOBAL_TOKENS
 from polyhead.config.norm import NormConfig
 from polyhead.config.per_layer import PerLayerEmbeddingConfig
 from polyhead.config.streams import StreamsConfig
@@ -242,6 +242,11 @@ class TransformerConfig(Data):
         """The residual streams between ``layers``, the same in all; None: there is one."""
         return self.layers[0].streams
 
+    @property
+    def reads_embedded(self) -> bool:
+        """Whether layers read what the embedding gives, beside the stream."""
+        return any(EMBEDDED in layer.attention.reads for layer in self.layers)
+
     def _check_head(self) -> None:
         if self.task is not None and self.head is not None:
             raise ConfigError(f"a task head needs head=None: got head={self.head!r}")
@@ -326,17 +331,21 @@ def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
     """Raises unless what every layer reads is handed on by an earlier one."""
     for i, layer in enumerate(layers):
         for what, source in layer.attention.reads.items():
-            if source == EMBEDDING and what in (GLOBAL_TOKENS, DISTANCES, SEGMENTS):
+            if source == EMBEDDING and what in (EMBEDDED, GLOBAL_TOKENS, DISTANCES, SEGMENTS):
                 continue
             if not 0 <= source < i or what not in layers[source].attention.hands_on:
                 raise ConfigError(
                     f"{name}: layer {i} reads the {what} of layer {source}, which must come before "
                     f"it and hand on its {what}"
                 )
-            try:
-                layer.attention.check_source(what, layers[source].attention)
-            except ConfigError as error:
-                raise ConfigError(f"{name}: layer {i}: {error}") from error
+            _check_source(f"{name}: layer {i}", what, layer, layers[source])
+        for what, owner in layer.attention.shared_weights.items():
+            if not 0 <= owner < i or what in layers[owner].attention.shared_weights:
+                raise ConfigError(
+                    f"{name}: layer {i} has the {what} of layer {owner}, which must come before it "
+                    "and have its own"
+                )
+            _check_source(f"{name}: layer {i}", what, layer, layers[owner])
     given = [layer.shortcut is not None for layer in layers]
     joined = [layer.joins_shortcut for layer in layers]
     if [False, *given] != [*joined, False]:
@@ -344,6 +353,13 @@ def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
             f"{name}: what a shortcut gives joins the stream behind the next layer: got shortcuts "
             f"in {given}, joins_shortcut={joined}"
         )
+
+
+def _check_source(where: str, what: str, layer: LayerConfig, source: LayerConfig) -> None:
+    try:
+        layer.attention.check_source(what, source.attention)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _check_sharing(name: str, weights_of: tuple[int, ...], layers: tuple[LayerConfig, ...]) -> None:

@@ -16,7 +16,6 @@ REFUSED: Mapping[str, str] = {
     "rwkv": _RECURRENT,
     "xlstm": _RECURRENT,
     "zamba": "its attention reads the embedding beside the stream, with weights shared by layers",
-    "zamba2": "its attention reads the embedding beside the stream, with weights shared by layers",
     "prophetnet": "its decoder predicts several tokens ahead in streams of their own",
     "reformer": "it attends within buckets of a hash",
     "transfo-xl": "transformers no longer has its classes, so no result is known",

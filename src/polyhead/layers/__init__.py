@@ -44,6 +44,7 @@ from polyhead.config import (
     RgLruConfig,
     RopeConfig,
     SelectiveAttentionConfig,
+    SharedBlockConfig,
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
@@ -85,6 +86,7 @@ from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPosition
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.layers.rg_lru import RgLru
 from polyhead.layers.selective_attention import SelectiveAttention
+from polyhead.layers.shared_block import SharedBlock
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
@@ -172,6 +174,8 @@ __all__ = [
     "RopeConfig",
     "SelectiveAttention",
     "SelectiveAttentionConfig",
+    "SharedBlock",
+    "SharedBlockConfig",
     "ShortConvolution",
     "ShortConvolutionConfig",
     "SinusoidalPositions",

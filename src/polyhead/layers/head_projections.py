@@ -66,13 +66,14 @@ class HeadProjections(Hooked):
         V = D if config.v_head_dim is None else config.v_head_dim
         self.config = config
         self.embed_dim = embed_dim
-        self.kdim = embed_dim if kdim is None else kdim
-        self.vdim = embed_dim if vdim is None else vdim
+        read = config.input_vectors * embed_dim
+        self.kdim = read if kdim is None else kdim
+        self.vdim = read if vdim is None else vdim
         self.num_heads, self.num_kv_heads, self.head_dim, self.v_head_dim = H, G, D, V
         self.scale = 1.0 / math.sqrt(D) if config.scale is None else config.scale
         self.softcap, self.dropout = config.softcap, config.dropout
 
-        self.q_proj = nn.Linear(embed_dim, H * D, bias=config.qkv_bias)
+        self.q_proj = nn.Linear(read, H * D, bias=config.qkv_bias)
         if config.makes_keys:
             self.k_proj = nn.Linear(self.kdim, G * D, bias=config.has_k_bias)
             if not config.values_from_keys:

@@ -51,20 +51,27 @@ def stack(
             TransformerLayer.from_config(embed_dim, config, rope=rope, context_dim=context_dim)
         )
     made = nn.ModuleList(layers)
-    if weights_of:
-        _share(made, weights_of)
+    owners = {str(i): str(owner) for i, owner in enumerate(weights_of) if owner != i}
+    for i, config in enumerate(configs):
+        for name, owner in config.attention.shared_weights.items():
+            owners[f"{i}.attention.{name}"] = f"{owner}.attention.{name}"
+    if owners:
+        _share(made, owners)
     return made
 
 
-def _share(layers: nn.ModuleList, weights_of: tuple[int, ...]) -> None:
-    """Gives layers the weights of others; a state dict then holds those of the owners alone.
+def _share(layers: nn.ModuleList, owners: dict[str, str]) -> None:
+    """Gives modules the weights of others; a state dict then holds those of the owners alone.
 
     Layers stay separate modules, so that each can be hooked; they share the projections and norms
     inside, also if parameters are replaced later.
+
+    Args:
+        layers: All of a stack.
+        owners: By the name of a layer or of a module in it, whose weights it has.
     """
-    owners = {i: owner for i, owner in enumerate(weights_of) if owner != i}
-    for index, owner in owners.items():
-        for name, module in [*layers[owner].named_modules()]:
+    for place, owner in owners.items():
+        for name, module in [*layers.get_submodule(owner).named_modules(prefix=place)]:
             if not [*module.parameters(recurse=False), *module.buffers(recurse=False)]:
                 continue
             parent, _, leaf = name.rpartition(".")
@@ -73,18 +80,18 @@ def _share(layers: nn.ModuleList, weights_of: tuple[int, ...]) -> None:
                     f"layers share weights in plain projections and norms only: {name} has weights "
                     "and parts"
                 )
-            layers[index].get_submodule(parent).add_module(leaf, module)
+            layers.get_submodule(parent).add_module(leaf, module)
 
     def leave_out(module: nn.Module, state: dict[str, Any], prefix: str, local: Any) -> None:
-        gone = tuple(f"{prefix}{index}." for index in owners)
+        gone = tuple(f"{prefix}{place}." for place in owners)
         for name in [name for name in state if name.startswith(gone)]:
             del state[name]
 
     def fill_in(module: nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
-        for index, owner in owners.items():
+        for place, owner in owners.items():
             its = f"{prefix}{owner}."
             for name in [name for name in state if name.startswith(its)]:
-                state.setdefault(f"{prefix}{index}.{name.removeprefix(its)}", state[name])
+                state.setdefault(f"{prefix}{place}.{name.removeprefix(its)}", state[name])
 
     layers.register_state_dict_post_hook(leave_out)  # type: ignore[no-untyped-call]
     layers.register_load_state_dict_pre_hook(fill_in)  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.config.disentangled import DISTANCES
-from polyhead.config.layout import EMBEDDING, TOKENS
+from polyhead.config.layout import EMBEDDED, EMBEDDING, TOKENS
 from polyhead.config.xlnet import SEGMENTS
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
@@ -312,6 +312,8 @@ class Transformer(Fixed):
         values: dict[tuple[int, str], Tensor] = {}
         if self.per_layer_embedding is not None:
             values[EMBEDDING, "per_layer_input"] = self.per_layer_embedding(ids, x)
+        if self.config.reads_embedded:
+            values[EMBEDDING, EMBEDDED] = x
         if any(layer.reads_tokens for layer in self.config.layers):
             values[EMBEDDING, TOKENS] = ids
         if rows is not None:

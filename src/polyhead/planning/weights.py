@@ -27,7 +27,7 @@ def parameter_groups(config: TransformerConfig) -> Counter[ParameterGroup]:
         for layer, times in Counter(_owners(layers, weights_of)).items():
             for piece in layer.parameter_groups(dim, context_dim):
                 found[piece] += times
-    return Counter({piece: times for piece, times in found.items() if piece.count})
+    return Counter({piece: times for piece, times in found.items() if piece.count and piece.held})
 
 
 def pieces_around(config: TransformerConfig) -> Counter[ParameterGroup]:

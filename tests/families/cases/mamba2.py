@@ -21,6 +21,7 @@ _OPTIONS = (
 _NO_ATTENTION = dict.fromkeys(
     ("intermediate_size", "num_attention_heads", "num_key_value_heads", "max_position_embeddings")
 )
+HYBRID, LINEAR = "hybrid", "linear_attention"
 _BLOCKS = ["linear_attention", "mlp", "linear_attention", "full_attention", "moe"]
 
 _FIRST: dict[str, Any] = {**_NO_ATTENTION, "state_size": 8, "time_step_rank": 5}
@@ -189,5 +190,34 @@ CASES = (
             "attention_multiplier": 0.3,
         },
         axes=(TIED, ({}, {"attention_bias": True}, {"shared_intermediate_size": 0})),
+    ),
+    Case(
+        "zamba2",
+        {
+            "num_hidden_layers": 6,
+            "layers_block_type": [LINEAR, HYBRID, HYBRID, LINEAR, HYBRID, HYBRID],
+            "num_key_value_heads": None,
+            "n_mamba_heads": 8,
+            "mamba_ngroups": 2,
+            "mamba_d_state": 16,
+            "chunk_size": 32,
+            "num_mem_blocks": 2,
+            "adapter_rank": 5,
+            "time_step_min": 0.4,
+            "max_position_embeddings": 128,
+        },
+        axes=(
+            ({}, {"num_mem_blocks": 1}, {"num_mem_blocks": 3}, {"num_mem_blocks": 5}),
+            ({}, {"add_bias_linear": True}, {"hidden_act": "silu"}, {"num_key_value_heads": 2}),
+            ({}, {"mamba_ngroups": 1, "mamba_d_conv": 2}, {"mamba_expand": 3, "n_mamba_heads": 4}),
+            (
+                {},
+                {"use_shared_attention_adapter": True, "num_key_value_heads": 4},
+                {"use_mem_rope": True, **rope("linear", factor=4.0)},
+                {"use_mem_rope": True, "use_long_context": True},
+            ),
+            ({}, {"intermediate_size": None, "time_step_min": 0.001}),
+        ),
+        tokens=80,
     ),
 )
