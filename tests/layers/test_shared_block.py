@@ -78,7 +78,7 @@ def block_of(layer: Any, x: torch.Tensor, embedded: torch.Tensor) -> torch.Tenso
 
 
 def test_a_mixer_reads_the_stream_and_a_block_of_stream_and_embedding():
-    mine, tokens = shared(), ids()
+    mine, tokens = shared().double(), ids()  # rounding grows from mixer to mixer
     with torch.no_grad():
         x = embedded = mine.embedding(tokens, 0)
         for layer in mine.layers:
@@ -89,7 +89,7 @@ def test_a_mixer_reads_the_stream_and_a_block_of_stream_and_embedding():
             else:
                 x = x + mixed(layer.attention_norm(x), mask=CAUSAL)
         want = mine.logits(mine.final_norm(x))
-        assert (mine(tokens) - want).abs().max() < 1e-5 * want.std()
+        torch.testing.assert_close(mine(tokens), want, atol=1e-12, rtol=0)
 
 
 def test_every_use_of_a_block_has_a_cache_of_its_own():
