@@ -148,7 +148,7 @@ class SharedBlockConfig(AttentionConfig, kind="shared_block"):
             attention += added + max(self.projected)
         network = self.network.peak_activation_elements(E, ranks)
         if self.adapter_rank is not None:
-            network = max(network, added + 4 * self.network.hidden_dim)
+            network = max(network, added + 5 * self.network.hidden_dim)
         mixer = self.mixer.peak_activation_elements(E, half=half, **given)
         normed = (1 + (NORMED_HALF if half else 1)) * read
         return max(normed, read + attention, 2 * E + network, 2 * E + mixer)

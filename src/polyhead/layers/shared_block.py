@@ -111,24 +111,36 @@ class SharedBlock(MultiHeadAttention):
         if x.ndim != 3 or x.shape[2] != self.embed_dim:
             raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
         embedded = handed_to(handed, EMBEDDED, self.config.reads)
-        read = self.block_norm(torch.cat((x, embedded), dim=-1))
+        calls = mask, bias, positions, kernel
         if cache is None:
-            q, k, v = self._project(read, 0 if positions is None else positions)
-            heads = self._answered(
-                x, q, DenseSource(k, v, positions), mask, bias, positions, kernel
-            )
-            out: Tensor = self.mixer(self._entered(x, heads), mask=mask, positions=positions)
+            entered = self._entered(x, self._read_heads(x, embedded, *calls, 0, None))
+            out: Tensor = self.mixer(entered, mask=mask, positions=positions)
             return out
         held = check_layer_cache(cache)
         if positions is None:
             positions = ragged_positions(held, x)
         real_tokens(mask, x, positions, cached=True)
         with held.step(x, positions) as step:
-            q, k, v = self._project(read, held.length if positions is None else positions)
-            source = step.append("kv", k, v)
-            heads = self._answered(x, q, source, mask, bias, positions, kernel)
+            heads = self._read_heads(x, embedded, *calls, held.length, step)
             entered = step.pack(self._entered(x, heads))
             return step.unpack(self.mixer._run(entered, step.real, "auto", step))
+
+    def _read_heads(
+        self,
+        x: Tensor,
+        embedded: Tensor,
+        mask: Mask | None,
+        bias: Bias | Tensor | None,
+        positions: Tensor | None,
+        kernel: str,
+        start: int,
+        step: Any,
+    ) -> Tensor:
+        """What the heads give, whose queries, keys and values are forgotten by then."""
+        read = self.block_norm(torch.cat((x, embedded), dim=-1))
+        q, k, v = self._project(read, start if positions is None else positions)
+        source = DenseSource(k, v, positions) if step is None else step.append("kv", k, v)
+        return self._answered(x, q, source, mask, bias, positions, kernel)
 
     def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.config.head_adapters:
@@ -151,10 +163,11 @@ class SharedBlock(MultiHeadAttention):
         if self.config.adapter_rank is None:
             made = network(read)
         else:
-            both = fused.linears(read, gate, network.up_proj)
             changes = self._adapted(read, "feed_forward").chunk(2, dim=-1)
-            gates, values = (each + change for each, change in zip(both, changes, strict=True))
-            made = linear(network._activated(gates) * network._clamped(values), network.down_proj)
+            gates = network._activated(linear(read, gate) + changes[0])
+            values = network._clamped(linear(read, network.up_proj) + changes[1])
+            del changes
+            made = linear(gates * values, network.down_proj)
         entered: Tensor = self.mixer_norm(x + linear(made, self.out_proj))
         return entered
 
