@@ -27,7 +27,8 @@ REFUSED: Mapping[str, str] = {
     "so logits change with how a text is cut",
     "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
-    "nystromformer": "it approximates softmax attention by landmarks",
+    "nystromformer": "its weights are a product through means of runs of tokens, with an inverse "
+    "found by iterations",
     "mra": "it attends to the blocks that a coarse score chooses, and approximates the others",
     "yoso": "it weighs keys by how likely hashes collide, not by softmax",
     "funnel": "its blocks pool tokens, so layers differ in length, and the last ones read states "
