@@ -65,6 +65,15 @@ def test_hooks_are_shown_one_softmax_over_all_parts(name: str) -> None:
     torch.testing.assert_close(record.lse[:, :, real], lse[:, :, real])
 
 
+@pytest.mark.parametrize("name", ["global window", "block sums", "bottleneck", "convolved"])
+def test_a_text_beside_padding_has_the_result_that_it_has_alone(name: str) -> None:
+    torch.manual_seed(0)
+    layer, x = build_attention(E, LAYOUTS[name]).eval(), torch.randn(2, T, E)
+    with torch.no_grad():
+        padded = layer(x, mask=ph.KeyLengths([T, 30]))[1:, :30]
+        torch.testing.assert_close(padded, layer(x[1:, :30]), atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_other_masks_and_caches_are_refused(name: str) -> None:
     layer = build_attention(E, LAYOUTS[name])
