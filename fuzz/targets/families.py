@@ -46,12 +46,14 @@ SIZES: dict[str, Any] = {
 """Instead of a family's own, which are those of a large model."""
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "convbert": {"embedding_size": 32},
+    "deepseek_v4": {"num_key_value_heads": 1, "o_groups": 2},
     "esm": {"pad_token_id": 1},
     "squeezebert": {"embedding_size": 32},
     "gemma3n_text": {"num_kv_shared_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "mobilebert": {"embedding_size": 16},
     "mimo_v2_flash": {"num_key_value_heads": 2},
+    "zamba2": {"tie_word_embeddings": True, "layers_block_type": ["linear_attention", "hybrid"]},
 }
 """What goes with these sizes in a family."""
 ROPE = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 4.0}

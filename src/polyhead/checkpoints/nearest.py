@@ -83,8 +83,8 @@ def unknown_type(
     found = nearest(values, {name: tuple(each.shape) for name, each in tensors.items()})
     if not found:
         return ConfigError(
-            f"{where}: model_type is {kind}; supported are {', '.join(families())}, and none is "
-            "near to its keys and tensors"
+            f"{where}: model_type is {kind}, and no family is near to its keys and tensors; "
+            f"supported are {', '.join(families())}"
         )
     name, *others = (each.family.model_type for each in found)
     differs = found[0].words() or "its keys and tensors are those of the file"

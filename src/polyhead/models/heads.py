@@ -45,10 +45,16 @@ class HeadTransform(Fixed):
         return x if self.norm is None else self.norm(x)
 
 
-def _transforms(embed_dim: int, configs: Sequence[HeadTransformConfig]) -> nn.Sequential:
-    """One after the other; none leave states as they are."""
+def _transforms(embed_dim: int, configs: Sequence[HeadTransformConfig]) -> nn.ModuleList:
     sizes = [last_dim(embed_dim, configs[:i]) for i in range(len(configs))]
-    return nn.Sequential(*map(HeadTransform, sizes, configs))
+    return nn.ModuleList(map(HeadTransform, sizes, configs))
+
+
+def transformed(x: Tensor, transforms: nn.ModuleList) -> Tensor:
+    """``x`` behind the transforms, one after the other; behind none as it is."""
+    for transform in transforms:
+        x = transform(x)
+    return x
 
 
 class Head(nn.Module):
@@ -103,7 +109,8 @@ class TaskHead(Fixed):
             mask: Mask of the call; its ``KeyLengths`` say what is padding.
         """
         pooled, late = self.config.pooling is not None, self.config.late
-        x = self.transforms(self._pooled(hidden, ids, mask) if pooled and not late else hidden)
+        read = self._pooled(hidden, ids, mask) if pooled and not late else hidden
+        x = transformed(read, self.transforms)
         if self.classifier is not None:
             x = self.classifier(x)
         return self._pooled(x, ids, mask) if late else x

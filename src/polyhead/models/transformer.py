@@ -38,7 +38,7 @@ from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.layers.streams import build_ends
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
-from polyhead.models.heads import Head, TaskHead, lengths_of
+from polyhead.models.heads import Head, TaskHead, lengths_of, transformed
 from polyhead.models.initial import draw_weights
 from polyhead.models.inputs import (
     check_cache,
@@ -331,7 +331,7 @@ class Transformer(Fixed):
         weight = self.embedding.matrix if self.head.weight is None else self.head.weight
         if self.head.beside is not None:
             weight = self.unembedding
-        logits = product(self.head.transforms(hidden), weight, self.head.bias)
+        logits = product(transformed(hidden, self.head.transforms), weight, self.head.bias)
         scale, cap = self.config.logit_scale, self.config.logit_softcap
         if scale != 1.0:
             logits = logits * scale

@@ -28,7 +28,7 @@ _BOTH: tuple[type[nn.Module], ...] = (
     Transformer, TransformerLayer, MultiHeadAttention, MultiHeadLatentAttention, FeedForward,
     Experts, XIELU, RMSNorm, HeadNorm, Embedding, LearnedPositions, SinusoidalPositions, Head,
     HeadTransform, RelativeTable, TaskHead, LayerNorm, nn.Linear, nn.Embedding, nn.LayerNorm,
-    nn.Identity, nn.ModuleList, nn.Sequential,
+    nn.Identity, nn.ModuleList,
 )  # fmt: skip
 _TOKENS: dict[type[nn.Module], ExactType[nn.Module]] = {
     kind: ExactType(kind) for kind in (*_BOTH, GatedAttention, DifferentialAttention, LoraLinear)

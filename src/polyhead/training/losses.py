@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyhead._utils.checks import check_number
 from polyhead.models import Transformer
+from polyhead.models.heads import transformed
 from polyhead.semantics.tokens import is_traced
 
 Reduction = Literal["mean", "sum"]
@@ -110,7 +111,7 @@ def cross_entropy(
         raise ValueError(
             f"labels must be {IGNORED} or tokens from 0 to {config.vocab_size - 1}: got {wrong}"
         )
-    hidden = head.transforms(hidden)
+    hidden = transformed(hidden, head.transforms)
     if config.logit_scale != 1.0:
         hidden = hidden * config.logit_scale
     weight: Tensor = model.unembedding
