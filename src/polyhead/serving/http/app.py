@@ -98,7 +98,8 @@ def application(
     )
 
 
-def _refused(request: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    # A function that is not async runs in a thread, which a server that ends does not wait for.
     if isinstance(error, HTTPException):
         words = {404: "there is no such address", 405: "this address takes another method"}
         detail = words.get(error.status_code, error.detail)
