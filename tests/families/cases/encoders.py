@@ -199,7 +199,6 @@ CASES = (
             *_SMOOTH[1:],
             ({}, {"type_vocab_size": 1}, {"max_2d_position_embeddings": 1}),
         ),
-        error=1e-4,  # with one label transformers' and ours are 4.6e-5 from float64
     ),
     Case(
         "tapas",

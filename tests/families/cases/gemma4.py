@@ -145,9 +145,9 @@ CASES = (
             ({}, _SCALED),
         ),
         spread=0.1,
-        # With experts and a softcap transformers' float32 logits are up to 5.4e-5 from our model in
-        # float64, ours up to 5.0e-5, and the two up to 1.0e-4 apart.
-        error=2e-4,
+        # Over 60 draws transformers' float32 logits are up to 3.4e-5 from our model in float64,
+        # ours up to 5.0e-5, and the two up to 5.9e-5 apart.
+        error=1e-4,
         # With a softcap, half a unit in float32's last place of each weight moves the gradients of
         # our model in float64 by up to 2.6e-4.
         gradient_error=3e-4,

@@ -219,6 +219,5 @@ CASES = (
             ({}, {"intermediate_size": None, "time_step_min": 0.001}),
         ),
         tokens=80,
-        error=1e-4,  # transformers' float32 is up to 3.8e-5 from float64, ours 1.9e-5
     ),
 )
