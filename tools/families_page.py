@@ -177,7 +177,7 @@ NAMES = {
     "global_window": "window and global tokens",
     "grouped": "grouped projections",
     "disentangled": "content and distances",
-    "xlnet": "distances and segments",
+    "relative": "distances and segments",
     "bottleneck": "narrow heads",
     "convolved_heads": "heads and convolutions",
     "shared_block": "a shared block before Mamba",

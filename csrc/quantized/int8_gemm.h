@@ -67,8 +67,8 @@ template <class B> inline VecInt quad_dots(VecInt sum, VecInt codes, int32_t x) 
 // Numbers of a panel for a unit: words of codes, scales of each half that has one, minima.
 template <class B> constexpr int int8_unit_numbers() { return (8 + (Whole<B>::kHalved ? 2 : 1) + (Whole<B>::kMinimum ? 1 : 0)) * W; }
 
-// Words of W rows of a unit's codes, turned: to[i · W + r] is word i of row r.
-inline void turn_codes(const Bytes* rows, float* to) {
+// Words of W rows of a unit's codes, transposed: to[i · W + r] is word i of row r.
+inline void transpose_codes(const Bytes* rows, float* to) {
 #if PH_WIDTH == 16
     VecInt a[8], b[8];
     PH_UNROLL(4) for (int i = 0; i < 4; ++i) {  // words 0 to 3 and 4 to 7 of four rows
@@ -121,7 +121,7 @@ template <class B> void int8_panel(const LinearWeight& f, int64_t n, int64_t cou
                 PH_UNROLL(2) for (int h = 0; h < kScales; ++h) panel[(8 + h) * W + r] = blocks[r].scale(j, h);
                 if (Whole<B>::kMinimum) panel[(8 + kScales) * W + r] = blocks[r].minimum(j);
             }
-            turn_codes(codes, panel);
+            transpose_codes(codes, panel);
         }
     }
 }

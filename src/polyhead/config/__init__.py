@@ -57,6 +57,7 @@ from polyhead.config.native_sparse import NativeSparseAttentionConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
+from polyhead.config.relative_attention import RelativeAttentionConfig
 from polyhead.config.rg_lru import RgLruConfig
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.selective_attention import SelectiveAttentionConfig
@@ -73,7 +74,6 @@ from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.token_mixture import TokenMixtureConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
-from polyhead.config.xlnet import XLNetAttentionConfig
 
 __all__ = [
     "ALiBiConfig",
@@ -141,6 +141,7 @@ __all__ = [
     "QKNormConfig",
     "QueryTemperatureConfig",
     "Recent",
+    "RelativeAttentionConfig",
     "RelativeBiasConfig",
     "RelativeEmbeddingConfig",
     "RgLruConfig",
@@ -161,6 +162,5 @@ __all__ = [
     "TokenDropoutConfig",
     "TokenMixtureConfig",
     "TransformerConfig",
-    "XLNetAttentionConfig",
     "first_lambda",
 ]

@@ -29,6 +29,9 @@ TOKENS = "tokens"
 EMBEDDED = "embedded"
 """What the embedding gives, ``[B, T, E]``, which every layer of a model may read."""
 
+SEGMENTS = "segments"
+"""What a call hands to layers that score whether two tokens are of one segment, ``[B, T]``."""
+
 GLOBAL_TOKENS = "global_tokens"
 """What a call of an encoder may name, ``[B, T]`` bool; None is handed on where it does not."""
 
@@ -107,7 +110,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "bottleneck": "polyhead.config.bottleneck",
         "convolved_heads": "polyhead.config.convolved_heads",
         "disentangled": "polyhead.config.disentangled",
-        "xlnet": "polyhead.config.xlnet",
+        "relative": "polyhead.config.relative_attention",
         "shared_block": "polyhead.config.shared_block",
     }
 

@@ -19,11 +19,10 @@ from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig, last_dim
 from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
-from polyhead.config.layout import EMBEDDED, EMBEDDING, GLOBAL_TOKENS
+from polyhead.config.layout import EMBEDDED, EMBEDDING, GLOBAL_TOKENS, SEGMENTS
 from polyhead.config.norm import NormConfig
 from polyhead.config.per_layer import PerLayerEmbeddingConfig
 from polyhead.config.streams import StreamsConfig
-from polyhead.config.xlnet import SEGMENTS
 from polyhead.errors import ConfigError
 
 
@@ -304,9 +303,7 @@ def _check_distances(config: TransformerConfig) -> None:
                 f"layers that score distances belong to kind 'encoder': got kind={config.kind!r}"
             )
         scored = getattr(layer.attention, "num_distances", None)
-        if SEGMENTS in read:
-            continue
-        if known is None or known.num_distances != scored:
+        if DISTANCES in read and (known is None or known.num_distances != scored):
             raise ConfigError(
                 f"layers: layer {i} scores {scored} distances, which relative_embedding must "
                 f"have: got {known}"

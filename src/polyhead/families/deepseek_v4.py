@@ -79,8 +79,8 @@ def read(keys: Keys) -> TransformerConfig:
         )
         for kind, choice in zip(kinds, choosing, strict=True)
     ]
-    turned = ropes[_COMPRESS if {*kinds} != {SLIDING} else _MAIN]
-    return read_decoder(keys, layers, max_positions=reach(turned, max_positions), norm=norm)
+    rope = ropes[_COMPRESS if {*kinds} != {SLIDING} else _MAIN]
+    return read_decoder(keys, layers, max_positions=reach(rope, max_positions), norm=norm)
 
 
 def _read_kinds(keys: Keys, count: int) -> list[str]:
@@ -214,7 +214,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     for kind, theta in ((_MAIN, 1e4), (_COMPRESS, 1.6e5)):
         ropes.setdefault(kind, replace(plain, theta=theta))
     indexer = next((each.indexer for each in found if each.indexer is not None), IndexerConfig())
-    turned = ropes[_MAIN if {*kinds} == {SLIDING} else _COMPRESS]
+    rope = ropes[_MAIN if {*kinds} == {SLIDING} else _COMPRESS]
     return {
         **write_ropes({_MAIN: ropes[_MAIN], _COMPRESS: ropes[_COMPRESS]}, first.head_dim),
         "rope_theta": ropes[_MAIN].theta,
@@ -222,7 +222,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         "rope_scaling": None,
         "partial_rotary_factor": first.rotated / first.head_dim,
         "qk_rope_head_dim": first.rotated,
-        "max_position_embeddings": stated_length(turned, config.max_positions),
+        "max_position_embeddings": stated_length(rope, config.max_positions),
         "num_key_value_heads": 1,
         "layer_types": kinds,
         "compress_rates": _RATES

@@ -12,7 +12,7 @@ from typing import Any
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.families.common.gguf import WINDOWS, Gguf, layer_types, shape_of
-from polyhead.families.common.gguf_rope import UNTURNED
+from polyhead.families.common.gguf_rope import UNROTATED
 from polyhead.families.common.reading import FULL, SLIDING
 
 _THETA, _LOCAL_THETA = 1e6, 1e4
@@ -51,7 +51,7 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
         "rope_parameters": {
             FULL: {
                 "rope_type": "proportional",
-                "partial_rotary_factor": _turned(values.get("rope_scaling") or {}),
+                "partial_rotary_factor": _rotated_part(values.get("rope_scaling") or {}),
                 "rope_theta": values.get(".theta", _THETA),
             },
             SLIDING: {"rope_type": "default", "rope_theta": values.get(".local", _LOCAL_THETA)},
@@ -59,14 +59,16 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _turned(scaling: Mapping[str, Any]) -> float:
-    """The part of a head that turns, by the divisors of frequencies."""
+def _rotated_part(scaling: Mapping[str, Any]) -> float:
+    """The part of a head that is rotated, by the divisors of frequencies."""
     divisors = scaling.get("short_factor", [])
     count = sum(each == 1.0 for each in divisors)
-    if not divisors or [each >= UNTURNED / 10 for each in divisors] != sorted(
+    if not divisors or [each >= UNROTATED / 10 for each in divisors] != sorted(
         each != 1.0 for each in divisors
     ):
-        raise ConfigError(f"rope_freqs.weight must hold ones and then {UNTURNED:g}: got {divisors}")
+        raise ConfigError(
+            f"rope_freqs.weight must hold ones and then {UNROTATED:g}: got {divisors}"
+        )
     return float(count / len(divisors))
 
 

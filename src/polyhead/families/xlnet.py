@@ -18,9 +18,9 @@ from polyhead.config import (
     FeedForwardConfig,
     HeadTransformConfig,
     LayerConfig,
+    RelativeAttentionConfig,
     TaskHeadConfig,
     TransformerConfig,
-    XLNetAttentionConfig,
 )
 from polyhead.families.bert import read_encoder
 from polyhead.families.common.family import Family
@@ -63,7 +63,7 @@ def read(keys: Keys) -> TransformerConfig:
         for key, allowed in _SUMMARY.items():
             keys.expect(key, *allowed)
     layer = LayerConfig(
-        XLNetAttentionConfig(
+        RelativeAttentionConfig(
             num_heads, num_heads, head_dim, dropout=dropout, max_distance=most if most > 0 else None
         ),
         FeedForwardConfig(

@@ -41,6 +41,7 @@ from polyhead.config import (
     NativeSparseAttentionConfig,
     NormConfig,
     QKNormConfig,
+    RelativeAttentionConfig,
     RgLruConfig,
     RopeConfig,
     SelectiveAttentionConfig,
@@ -50,7 +51,6 @@ from polyhead.config import (
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
     TokenMixtureConfig,
-    XLNetAttentionConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
@@ -84,6 +84,7 @@ from polyhead.layers.native_sparse_attention import NativeSparseAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
+from polyhead.layers.relative_attention import RelativeAttention
 from polyhead.layers.rg_lru import RgLru
 from polyhead.layers.selective_attention import SelectiveAttention
 from polyhead.layers.shared_block import SharedBlock
@@ -92,7 +93,6 @@ from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLate
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.token_experts import TokenExperts
 from polyhead.layers.transformer_layer import TransformerLayer
-from polyhead.layers.xlnet_attention import XLNetAttention
 
 __all__ = [
     "AttentionConfig",
@@ -168,6 +168,8 @@ __all__ = [
     "NormConfig",
     "QKNormConfig",
     "RMSNorm",
+    "RelativeAttention",
+    "RelativeAttentionConfig",
     "RgLru",
     "RgLruConfig",
     "RoPE",
@@ -188,7 +190,5 @@ __all__ = [
     "TokenExperts",
     "TokenMixtureConfig",
     "TransformerLayer",
-    "XLNetAttention",
-    "XLNetAttentionConfig",
     "build_norm",
 ]

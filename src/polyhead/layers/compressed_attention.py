@@ -26,7 +26,7 @@ from polyhead.config import CompressedAttentionConfig, NormConfig
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.kernels.dispatch import attention
 from polyhead.layers.attention_parts import check_cache, check_layer_cache, ragged_positions
-from polyhead.layers.compressed_blocks import BlockIndexing, BlockPooling, source_of, turned
+from polyhead.layers.compressed_blocks import BlockIndexing, BlockPooling, apply_rope, source_of
 from polyhead.layers.grouped import GroupedLinear
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear
@@ -181,10 +181,10 @@ class CompressedAttention(Hooked):
         latent = self.q_a_norm(linear(x, self.q_a_proj))
         q = linear(latent, self.q_b_proj).view(*x.shape[:2], self.num_heads, -1)
         q, k = self.q_norm(q), self.kv_norm(linear(x, self.kv_proj))[:, :, None]
-        q, k = (self._turned(each, at).transpose(1, 2) for each in (q, k))
+        q, k = (self._apply_rope(each, at).transpose(1, 2) for each in (q, k))
         source, blocks = self._remembered(x, latent, k, positions, at, cache)
         heads = self._heads(q, source, blocks, mask, positions, kernel)
-        heads = self._turned(heads.transpose(1, 2), at, back=True)
+        heads = self._apply_rope(heads.transpose(1, 2), at, back=True)
         heads = self._edited(heads.transpose(1, 2)).transpose(1, 2)
         return linear(self.o_a_proj(heads.flatten(2)), self.o_proj)
 
@@ -206,9 +206,9 @@ class CompressedAttention(Hooked):
             )
         real_tokens(mask, x, positions, cached=cache is not None, what=_WHAT)
 
-    def _turned(self, x: Tensor, at: int | Tensor, *, back: bool = False) -> Tensor:
+    def _apply_rope(self, x: Tensor, at: int | Tensor, *, back: bool = False) -> Tensor:
         """``[B, T, heads, D]`` with its last features rotated, or rotated back."""
-        return turned(x, self.rope, at, self.config.rotated, back=back)
+        return apply_rope(x, self.rope, at, self.config.rotated, back=back)
 
     def _remembered(
         self,

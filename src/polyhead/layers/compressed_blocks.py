@@ -82,7 +82,7 @@ class BlockPooling(nn.Module):
         else:
             gates = gates + placed
         made = self.norm((k * gates.softmax(dim=2)).sum(dim=2).to(tail.dtype))
-        return turned(made[:, :, None], rope, number * m, self.config.rotated)[:, :, 0]
+        return apply_rope(made[:, :, None], rope, number * m, self.config.rotated)[:, :, 0]
 
 
 class BlockIndexing(nn.Module):
@@ -132,7 +132,7 @@ class BlockIndexing(nn.Module):
         if entries.shape[1] <= self.index.top_k:
             return None
         q = linear(latent, self.q_proj).view(*x.shape[:2], J, D)
-        q = turned(q, rope, at, self.config.rotated).transpose(1, 2)
+        q = apply_rope(q, rope, at, self.config.rotated).transpose(1, 2)
         weights = linear(x, self.weights_proj)
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         source = source_of(entries, self.config.block_size or 0)
@@ -146,7 +146,7 @@ class BlockIndexing(nn.Module):
         )
 
 
-def turned(
+def apply_rope(
     x: Tensor, rope: RoPE | None, positions: int | Tensor, count: int, *, back: bool = False
 ) -> Tensor:
     """``[B, T, heads, D]`` with its last ``count`` features rotated, or rotated back.
@@ -161,7 +161,7 @@ def turned(
     if rope is None:
         return x
     plain, last = x[..., : x.shape[-1] - count], x[..., x.shape[-1] - count :]
-    if back:  # with its halves swapped, a pair turns the other way
+    if back:  # with its halves swapped, a pair is rotated the other way
         last = last.roll(count // 2, -1)
     last = rope.apply(last, positions, head_axis=2)
     return torch.cat((plain, last.roll(count // 2, -1) if back else last), dim=-1)

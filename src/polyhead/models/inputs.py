@@ -10,8 +10,7 @@ from torch import Tensor
 from polyhead._utils.checks import check_int
 from polyhead.caches import ModelCache, Quantized
 from polyhead.config import LayerConfig, TransformerConfig
-from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS
-from polyhead.config.xlnet import SEGMENTS
+from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS, SEGMENTS
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
 from polyhead.layers.handed import Handed
 from polyhead.native import batch_invariant

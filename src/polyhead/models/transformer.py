@@ -22,8 +22,7 @@ from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.config.disentangled import DISTANCES
-from polyhead.config.layout import EMBEDDED, EMBEDDING, TOKENS
-from polyhead.config.xlnet import SEGMENTS
+from polyhead.config.layout import EMBEDDED, EMBEDDING, SEGMENTS, TOKENS
 from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
 from polyhead.layers.disentangled_attention import RelativeEmbedding

@@ -24,7 +24,7 @@ from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families import Family, families, find_gguf, read_settings
 from polyhead.families.common import config_json
 from polyhead.families.common.gguf import SETTINGS, WINDOWS
-from polyhead.families.common.gguf_rope import UNTURNED
+from polyhead.families.common.gguf_rope import UNROTATED
 from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.writing import write_common
 from polyhead.layers.frequencies import inverse_frequencies
@@ -139,12 +139,12 @@ def _settings(
             settings[setting] = value
     if "attention.key_length" in settings and "attention.value_length" not in gguf.settings:
         settings["attention.value_length"] = settings["attention.key_length"]
-    turned: list[Any] = [each.attention for each in config.layers]
-    turned = [each for each in turned if getattr(each, "rope", None) is not None]
-    turned.sort(key=lambda each: each.rope.type == "default")
+    rotated: list[Any] = [each.attention for each in config.layers]
+    rotated = [each for each in rotated if getattr(each, "rope", None) is not None]
+    rotated.sort(key=lambda each: each.rope.type == "default")
     extras: dict[str, Tensor] = {}
-    if turned:
-        rope, size = turned[0].rope, turned[0].rope_head_dim
+    if rotated:
+        rope, size = rotated[0].rope, rotated[0].rope_head_dim
         settings.setdefault("rope.freq_base", rope.theta)
         if "rope.dimension_count" not in gguf.settings:
             settings["rope.dimension_count"] = rope.dim or size
@@ -184,7 +184,7 @@ def _scaling(rope: RopeConfig, dim: int) -> tuple[dict[str, Any], dict[str, Tens
         return {"attn_factor": factor, **trained}, factors
     if rope.type == "proportional" and rope.factor in (None, 1.0):
         pairs = (rope.rotated or dim) // 2  # divisors of the others turn them by nothing
-        divisors = [1.0] * pairs + [UNTURNED] * (dim // 2 - pairs)
+        divisors = [1.0] * pairs + [UNROTATED] * (dim // 2 - pairs)
         return {}, {_FREQUENCIES: torch.tensor(divisors, dtype=torch.float32, device="cpu")}
     raise ConfigError(f"GGUF files have no rope type {rope.type!r}")
 

@@ -10,7 +10,7 @@ from polyhead.families.common.keys import Keys
 
 _FREQUENCIES = "rope_freqs.weight"
 _LONG, _SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-UNTURNED = 1e30
+UNROTATED = 1e30
 """The divisor of the frequencies of pairs that do not turn (Gemma 4)."""
 _YARN_FIELDS = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
 

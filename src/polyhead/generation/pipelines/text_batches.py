@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from polyhead.config.xlnet import SEGMENTS
+from polyhead.config.layout import SEGMENTS
 from polyhead.errors import InputError
 from polyhead.semantics import KeyLengths
 

@@ -16,8 +16,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import AttentionConfig, SinusoidConfig, XLNetAttentionConfig
-from polyhead.config.xlnet import SEGMENTS
+from polyhead.config import AttentionConfig, RelativeAttentionConfig, SinusoidConfig
+from polyhead.config.layout import SEGMENTS
 from polyhead.errors import UnsupportedError
 from polyhead.layers.disentangled_attention import DisentangledAttention
 from polyhead.layers.fused import dropped
@@ -28,7 +28,7 @@ from polyhead.layers.registry import register_builder
 from polyhead.semantics import RelativeContentBias
 
 
-class XLNetAttention(DisentangledAttention):
+class RelativeAttention(DisentangledAttention):
     """``MultiHeadAttention`` of an encoder that also scores distances and segments.
 
     Built from its config, and called within its model, which hands it the segments of the call.
@@ -40,8 +40,8 @@ class XLNetAttention(DisentangledAttention):
         segments: ``[2, H, D]``, for keys of the query's own segment and of others.
     """
 
-    config_class: ClassVar[type[AttentionConfig]] = XLNetAttentionConfig
-    config: XLNetAttentionConfig  # type: ignore[assignment]
+    config_class: ClassVar[type[AttentionConfig]] = RelativeAttentionConfig
+    config: RelativeAttentionConfig  # type: ignore[assignment]
 
     def _add_modules(self) -> None:
         H, D = self.num_heads, self.head_dim
@@ -92,4 +92,4 @@ class XLNetAttention(DisentangledAttention):
         return (q + bias[:, None]) * self.scale @ vectors.permute(1, 2, 0)
 
 
-register_builder(XLNetAttentionConfig, XLNetAttention.from_config)
+register_builder(RelativeAttentionConfig, RelativeAttention.from_config)

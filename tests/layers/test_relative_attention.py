@@ -15,9 +15,9 @@ from polyhead.config import (
     EmbeddingConfig,
     FeedForwardConfig,
     LayerConfig,
+    RelativeAttentionConfig,
     RopeConfig,
     TransformerConfig,
-    XLNetAttentionConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.generation.pipelines.text_batches import padded
@@ -25,7 +25,7 @@ from polyhead.layers.registry import build_attention
 from polyhead.models import Transformer
 
 E, H, G, D, T = 24, 4, 2, 6, 11
-HEADS = XLNetAttentionConfig(H, G, D)
+HEADS = RelativeAttentionConfig(H, G, D)
 
 
 def model(attention: AttentionConfig = HEADS, kind: Any = "encoder") -> Transformer:

@@ -7,17 +7,14 @@ from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import EMBEDDING, CallCost, shared
+from polyhead.config.layout import EMBEDDING, SEGMENTS, CallCost, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.sparse_encoder import check_plain
 from polyhead.errors import ConfigError
 
-SEGMENTS = "segments"
-"""What a call hands to layers that score whether two tokens are of one segment."""
-
 
 @dataclass(frozen=True)
-class XLNetAttentionConfig(AttentionConfig, kind="xlnet"):
+class RelativeAttentionConfig(AttentionConfig, kind="relative"):
     """``AttentionConfig`` of an encoder whose queries are compared with sinusoids of distances, and
     with two vectors: of keys of their own segment, and of keys of another.
 
@@ -40,7 +37,7 @@ class XLNetAttentionConfig(AttentionConfig, kind="xlnet"):
 
     @property
     def layout(self) -> str:
-        return f"XLNet's {super().layout}"
+        return f"relative {super().layout}"
 
     @property
     def described(self) -> str:
