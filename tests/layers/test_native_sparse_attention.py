@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from whole_models import check_decoding
+from whole_models import check_decoding, check_fork, check_padded_rows
 
 import polyhead as ph
 from polyhead.caches import LayerCache, Quantized
@@ -162,46 +162,14 @@ def test_every_cache_equals_one_pass_forked_rolled_back_and_reordered(name, cach
         torch.testing.assert_close(torch.cat(parts[:2], 1), mine(x[:, :10], mask=CAUSAL), **close)
         return
     torch.testing.assert_close(torch.cat(parts, dim=1), mine(x, mask=CAUSAL), **close)
-    fork = held.fork()
-    fork.rollback([2, 7, 0])  # rows now differ in what they hold
-    fork.reorder([1, 0, 0, 2])
-    rows = [x[1, :24], x[0, :29], x[0, :29], x[2]]
-    for seed, count in ((5, 3), (6, 1), (7, 6)):
-        more = tokens(4, count, seed, torch.float32)
-        found = mine(more, mask=CAUSAL, cache=fork)
-        rows = [torch.cat((row, new)) for row, new in zip(rows, more, strict=True)]
-        for i, row in enumerate(rows):
-            alone = mine(row[None], mask=CAUSAL)[:, -count:]
-            torch.testing.assert_close(found[i : i + 1], alone, **close)
-    again = mine(x[:, :1], mask=CAUSAL, cache=held)  # the fork left it alone
-    alone = mine(torch.cat((x, x[:, :1]), dim=1), mask=CAUSAL)[:, -1:]
-    torch.testing.assert_close(again, alone, **close)
+    check_fork(mine, x, held, **close)
 
 
 @torch.no_grad()
 @sizes
 @pytest.mark.parametrize("cached", [True, False])
 def test_padded_rows_equal_rows_alone(name, cached):
-    mine, x = layer(name), tokens(2, 26)
-    positions = torch.arange(26).expand(2, 26).clone()
-    positions[0] = torch.where(positions[0] < 5, -1, positions[0] - 5)
-    cache = LayerCache(mine.config.memories) if cached else None
-    x[0, :5] = torch.nan
-    found = mine(x, mask=CAUSAL, positions=positions, cache=cache)
-    torch.testing.assert_close(found[:1, 5:], mine(x[:1, 5:], mask=CAUSAL))
-    torch.testing.assert_close(found[1:], mine(x[1:], mask=CAUSAL))
-    if cache is None:
-        x[1, 20:] = torch.nan
-        known = mine(x[1:], mask=CAUSAL & ph.KeyLengths(torch.tensor([20])))
-        torch.testing.assert_close(known[:, :20], found[1:, :20])
-        return
-    assert cache.lengths == [21, 26]
-    for seed in range(6):  # past the ends of blocks, which differ by row
-        more = tokens(2, 1, 9 + seed)
-        x = torch.cat((x, more), dim=1)
-        last = mine(more, mask=CAUSAL, cache=cache)
-        torch.testing.assert_close(last[:1], mine(x[:1, 5:], mask=CAUSAL)[:, -1:])
-        torch.testing.assert_close(last[1:], mine(x[1:], mask=CAUSAL)[:, -1:])
+    check_padded_rows(layer(name), cached)
 
 
 @torch.no_grad()

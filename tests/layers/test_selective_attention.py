@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from whole_models import check_decoding
+from whole_models import check_decoding, check_fork
 
 import polyhead as ph
 from polyhead.caches import LayerCache, Quantized
@@ -171,20 +171,7 @@ def test_every_cache_equals_one_pass_forked_rolled_back_and_reordered(name, cach
         torch.testing.assert_close(torch.cat(parts[:2], 1), mine(x[:, :10], mask=CAUSAL), **close)
         return
     torch.testing.assert_close(torch.cat(parts, dim=1), mine(x, mask=CAUSAL), **close)
-    fork = held.fork()
-    fork.rollback([2, 7, 0])  # rows now differ in what they hold
-    fork.reorder([1, 0, 0, 2])
-    rows = [x[1, :24], x[0, :29], x[0, :29], x[2]]
-    for seed, count in ((5, 3), (6, 1), (7, 6)):
-        more = tokens(4, count, seed, torch.float32)
-        found = mine(more, mask=CAUSAL, cache=fork)
-        rows = [torch.cat((row, new)) for row, new in zip(rows, more, strict=True)]
-        for i, row in enumerate(rows):
-            alone = mine(row[None], mask=CAUSAL)[:, -count:]
-            torch.testing.assert_close(found[i : i + 1], alone, **close)
-    again = mine(x[:, :1], mask=CAUSAL, cache=held)  # the fork left it alone
-    alone = mine(torch.cat((x, x[:, :1]), dim=1), mask=CAUSAL)[:, -1:]
-    torch.testing.assert_close(again, alone, **close)
+    check_fork(mine, x, held, **close)
 
 
 @torch.no_grad()
