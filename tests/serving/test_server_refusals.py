@@ -336,6 +336,16 @@ def test_a_bug_is_an_error_without_its_words(model: ph.LanguageModel) -> None:
     assert "secret" not in answer.text
 
 
+def test_errors_are_answered_without_a_thread(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that ends closes its loop before a thread has made the answer."""
+    monkeypatch.setattr("starlette._exception_handler.run_in_threadpool", None)
+    monkeypatch.setattr("starlette.middleware.errors.run_in_threadpool", None)
+    path, body = text(temperature=3)
+    assert client.post(path, json=body).status_code == 400
+
+
 def test_keys_and_addresses_of_the_command_are_checked() -> None:
     for key in ("", "short", "with a blank", "schlüssel-eins"):
         with pytest.raises(InputError, match="a key must be at least 8"):
