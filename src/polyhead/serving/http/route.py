@@ -194,7 +194,7 @@ class Router:
         if end == _EVENT:
             gone = ApiError(502, "the server ended before its answer did", code="server_gone")
             told = server_ending() if self._over.is_set() else gone
-            event = b"data: %b\n\n" % told.response().body
+            event = b"data: %b\n\n" % bytes(told.response().body)
             client.write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(event), event))
         return bool(end)
 
