@@ -21,18 +21,19 @@ template <class T> void hidden_rows(const FeedForward& f, int64_t first, int64_t
     }
     const T* up_bias = (const T*)n.up.bias;
     over_rows<T>(f.x, f.rows, K, n.up, first, last, [&](const Dots& d) {
-        for (int64_t r = 0; r < d.rows; ++r)
+        for (int64_t r = 0; r < d.rows; ++r) {
+            const float* at = d.at + r * kFewColumns;
+            float* hidden = f.hidden + (d.row + r) * F + d.column;
             for (int64_t c = 0; c < d.columns; ++c) {
-                const int64_t i = d.column + c;
-                float value = d.at[r * kFewColumns + c] + (up_bias ? to_float(up_bias[i]) : 0.0f);
-                float& hidden = f.hidden[(d.row + r) * F + i];
+                float value = at[c] + (up_bias ? to_float(up_bias[d.column + c]) : 0.0f);
                 if (!gate) {
-                    hidden = value;
+                    hidden[c] = value;
                     continue;
                 }
                 value = value > n.clamp ? n.clamp : value < -n.clamp ? -n.clamp : value;
-                hidden *= n.offset != 0.0f ? value + n.offset : value;
+                hidden[c] *= n.offset != 0.0f ? value + n.offset : value;
             }
+        }
     });
     if (!gate) activate_all();
 }

@@ -8,7 +8,7 @@
 #include "../common/team.h"
 #include "rows.h"
 #include "tiles.h"
-#include "../quantized/int8_gemm.h"
+#include "../quantized/int8_lanes.h"
 
 namespace polyhead::PH_NAMESPACE {
 
@@ -68,14 +68,18 @@ void over_tiles(const float* x, int64_t rows, int64_t K, const LinearWeight& f, 
 template <class T, class Done>
 inline void over_rows(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, Done&& done) {
     if (f.int8_activations) {
-        if (fills_int8_panels(rows, K))
-            return over_int8_panels(x, rows, K, f, first, last, kFewColumns, [&](int64_t m, int64_t some, int64_t n, int64_t count, const float* found) {
-                done(Dots{m, some, n, count, found});
-            });
+        const int64_t most = kLaneNumbers / K / 8 * 8;
         for (int64_t m = 0, some; m < rows; m += some) {
-            some = rows - m < kInt8Rows ? rows - m : kInt8Rows;
-            over_rows_int8(x + m * K, some, K, f, first, last, kFewColumns,
-                           [&](int64_t n, int64_t count, const float* found) { done(Dots{m, some, n, count, found}); });
+            some = rows - m < most ? rows - m : most;
+            const float* from = x + m * K;
+            auto few = [&](auto count) {
+                over_rows_int8<count>(from, K, f, first, last, kFewColumns, [&](int64_t n, int64_t columns, const float* found) { done(Dots{m, count, n, columns, found}); });
+            };
+            if (some == 1) few(std::integral_constant<int, 1>{});
+            else if (some == 2) few(std::integral_constant<int, 2>{});
+            else over_lanes_int8(from, some, K, f, first, last, kFewColumns, [&](int64_t row, int64_t of, int64_t n, int64_t columns, const float* found) {
+                done(Dots{m + row, of, n, columns, found});
+            });
         }
         return;
     }
@@ -104,11 +108,12 @@ void gemv_rows(const float* x, int64_t rows, int64_t K, const LinearWeight& f, i
                  Y* y, int64_t y_stride) {
     const T* bias = (const T*)f.bias;
     over_rows<T>(x, rows, K, f, first, last, [&](const Dots& d) {
-        for (int64_t r = 0; r < d.rows; ++r)
-            for (int64_t c = 0; c < d.columns; ++c) {
-                const int64_t n = d.column + c;
-                round_to(d.at[r * kFewColumns + c] + (bias ? to_float(bias[n]) : 0.0f), y + (d.row + r) * y_stride + n);
-            }
+        for (int64_t r = 0; r < d.rows; ++r) {
+            const float* at = d.at + r * kFewColumns;
+            Y* to = y + (d.row + r) * y_stride + d.column;
+            if (bias) for (int64_t c = 0; c < d.columns; ++c) round_to(at[c] + to_float(bias[d.column + c]), to + c);
+            else for (int64_t c = 0; c < d.columns; ++c) round_to(at[c] + 0.0f, to + c);
+        }
     });
 }
 

@@ -147,33 +147,45 @@ struct Int8Unit {
     float scale, total;
 };
 
-// start + Σ of four codes each, times those of x.
-template <class B> inline LaneInts dots(LaneInts start, Bytes x, Bytes codes) {
-    constexpr bool kSigned = Whole<B>::kSigned;
+// Codes as `quad_dots` takes them: with VNNI those of either sign are 128 too large.
+template <class B> inline Bytes unsigned_codes(Bytes codes) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    if (kSigned) codes ^= 128;  // 128 too large
-    return (LaneInts)_mm256_dpbusd_epi32((__m256i)start, (__m256i)codes, (__m256i)x);
+    if (Whole<B>::kSigned) codes ^= 128;
+#endif
+    return codes;
+}
+
+// sum + Σ of four codes each, times those of x.
+template <class B, class Ints> inline Ints quad_dots(Ints sum, Ints codes, Ints x) {
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    if constexpr (sizeof(Ints) == 64) return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
+    else return (Ints)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)codes, (__m256i)x);
 #elif defined(__AVX2__)
     // Of 7 bits two products fit in 16: 2 · 127 · 128 at most.
-    __m256i a = (__m256i)codes, b = (__m256i)x;
-    if (kSigned) b = _mm256_sign_epi8(b, a), a = _mm256_abs_epi8(a);
-    return start + (LaneInts)_mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1));
-#elif defined(__ARM_FEATURE_DOTPROD)
-    LaneInts found = start;  // codes of 7 bits are signed bytes too
-    for (int half = 0; half < 2; ++half) {
-        const int8x16_t a = load_any<int8x16_t>((const uint8_t*)&codes + 16 * half), b = load_any<int8x16_t>((const uint8_t*)&x + 16 * half);
-        int32_t* to = (int32_t*)&found + 4 * half;
-        vst1q_s32(to, vdotq_s32(vld1q_s32(to), a, b));
+    PH_UNROLL(2) for (size_t i = 0; i < sizeof(Ints); i += 32) {
+        __m256i a, b, found;
+        __builtin_memcpy(&a, (const char*)&codes + i, 32), __builtin_memcpy(&b, (const char*)&x + i, 32), __builtin_memcpy(&found, (const char*)&sum + i, 32);
+        if (Whole<B>::kSigned) b = _mm256_sign_epi8(b, a), a = _mm256_abs_epi8(a);
+        found = _mm256_add_epi32(found, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
+        __builtin_memcpy((char*)&sum + i, &found, 32);
     }
-    return found;
+    return sum;
+#elif defined(__ARM_FEATURE_DOTPROD)
+    PH_UNROLL(2) for (size_t i = 0; i < sizeof(Ints); i += 16) {  // codes of 7 bits are signed bytes too
+        const int8x16_t a = load_any<int8x16_t>((const char*)&codes + i), b = load_any<int8x16_t>((const char*)&x + i);
+        store_any((char*)&sum + i, vdotq_s32(load_any<int32x4_t>((const char*)&sum + i), a, b));
+    }
+    return sum;
 #else
-    LaneInts found = start;
-    for (int i = 0; i < 32; ++i) found[i / 4] += (kSigned ? (int8_t)codes[i] : codes[i]) * (int8_t)x[i];
-    return found;
+    for (size_t i = 0; i < sizeof(Ints); ++i) {
+        const int code = Whole<B>::kSigned ? ((const int8_t*)&codes)[i] : ((const uint8_t*)&codes)[i];
+        sum[i / 4] += code * ((const int8_t*)&x)[i];
+    }
+    return sum;
 #endif
 }
 
-// What `dots` starts with, times the sums of four codes of x.
+// What `quad_dots` starts with, times the sums of four codes of x.
 template <class B> constexpr int start_of() {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     if (Whole<B>::kSigned) return -128;
@@ -221,7 +233,7 @@ inline Int8Unit int8_unit_of(const float* x, int start) {
     return made;
 }
 
-// The same unit of M rows of x, M = 1, 2 or 4; scale and total of row i are lanes i, i + M, ….
+// The same unit of M rows of x, M = 1 or 2; scale and total of row i are lanes i, i + M, ….
 template <int M> struct Int8Rows {
     Bytes codes[M];
     LaneInts start[M];
@@ -258,8 +270,8 @@ void int8_dots(const Int8Rows<M>* x, int64_t units, const uint8_t* w, int64_t ro
             const Int8Rows<M>& by = x[u + j];
             LaneInts dot[4 * kFours] = {};
             PH_UNROLL(4) for (int r = 0; r < R; ++r) {
-                const Bytes codes = blocks[r].codes(j);
-                PH_UNROLL(4) for (int m = 0; m < M; ++m) dot[r * M + m] = dots<B>(by.start[m], by.codes[m], codes);
+                const LaneInts codes = (LaneInts)unsigned_codes<B>(blocks[r].codes(j));
+                PH_UNROLL(4) for (int m = 0; m < M; ++m) dot[r * M + m] = quad_dots<B>(by.start[m], codes, (LaneInts)by.codes[m]);
             }
             PH_UNROLL(4) for (int i = 0; i < kFours; ++i) {
                 auto lanes = [&](auto of) {  // for each pair what its row of blocks has
@@ -284,43 +296,26 @@ void int8_dots(const Int8Rows<M>* x, int64_t units, const uint8_t* w, int64_t ro
         PH_UNROLL(4) for (int m = 0; m < M; ++m) found[m * stride + r] = acc[(r * M + m) / 4][(r * M + m) % 4] + least[(r * M + m) / 4][(r * M + m) % 4];
 }
 
-constexpr int kInt8Rows = 8;  // of x that are rounded at a time
-
-// Calls of(first row, its Int8Rows) for rows four, two or one at a time, which lie behind each other.
-template <class Of> inline void over_int8_rows(int64_t rows, int64_t units, void* at, const Of& of) {
-    char* next = (char*)at;
-    int64_t m = 0;
-    auto some = [&](auto count) {
-        constexpr int M = count;
-        for (; m + M <= rows; m += M, next += units * sizeof(Int8Rows<M>)) of(m, (Int8Rows<M>*)next);
-    };
-    some(std::integral_constant<int, 4>{}), some(std::integral_constant<int, 2>{}), some(std::integral_constant<int, 1>{});
-}
-
-// done(n, count, dots[m · stride + i] of row n + i of a weight with row m of x [rows, K]) until n is `last`.
-template <class Done>
-void over_rows_int8(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, Done&& done) {
+// done(n, count, dots[m · stride + i] of row n + i of a weight with row m of the M rows of x, K numbers each) until n is
+// `last`. More rows of x are lanes (int8_lanes.h).
+template <int M, class Done>
+void over_rows_int8(const float* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, Done&& done) {
     with_whole(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
         // Short blocks without minima leave registers for more rows, which read x once.
-        constexpr int R = kRowsAtOnce, kTile = PH_WIDTH < 16 || Whole<B>::kMinimum || B::kNumbers > kUnit ? 1 : 4;
-        const int64_t units = K / kUnit, row_bytes = f.row_bytes;
-        void* made = __builtin_alloca_with_align(rows * units * sizeof(Int8Rows<1>), 8 * alignof(Int8Rows<1>));
-        over_int8_rows(rows, units, made, [&](int64_t m, auto* to) { int8_rows_of(x + m * K, units, start_of<B>(), to); });
-        float* found = (float*)__builtin_alloca(rows * stride * sizeof(float));
-        const uint8_t* w = (const uint8_t*)f.weight + first * row_bytes;
+        constexpr int R = M == 1 ? kRowsAtOnce : PH_WIDTH < 16 || Whole<B>::kMinimum || B::kNumbers > kUnit ? 1 : 4;
+        const int64_t units = K / kUnit;
+        auto* by = (Int8Rows<M>*)__builtin_alloca_with_align(units * sizeof(Int8Rows<M>), 8 * alignof(Int8Rows<M>));
+        int8_rows_of(x, units, start_of<B>(), by);
+        float* found = (float*)__builtin_alloca(M * stride * sizeof(float));
+        const uint8_t* w = (const uint8_t*)f.weight + first * f.row_bytes;
         int64_t n = first;
         auto tile = [&](auto count) {
-            constexpr int C = count;
-            over_int8_rows(rows, units, made, [&](int64_t m, auto* by) {
-                constexpr int M = sizeof by->codes / sizeof(Bytes);
-                if constexpr (M == 1 || C <= kTile) int8_dots<B, C, M>(by, units, w, row_bytes, found + m * stride, stride);
-            });
-            done(n, C, found);
-            n += C, w += C * row_bytes;
+            int8_dots<B, count, M>(by, units, w, f.row_bytes, found, stride);
+            done(n, count, found);
+            n += count, w += count * f.row_bytes;
         };
-        for (; rows == 1 && n + R <= last;) tile(std::integral_constant<int, R>{});
-        while (n + kTile <= last) tile(std::integral_constant<int, kTile>{});
+        while (n + R <= last) tile(std::integral_constant<int, R>{});
         while (n < last) tile(std::integral_constant<int, 1>{});
     });
 }

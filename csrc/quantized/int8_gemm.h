@@ -20,7 +20,6 @@ constexpr int64_t kWordsOfNumbers = sizeof(float) * kUnit / sizeof(Int8Words);
 static_assert(sizeof(Int8Words) * kWordsOfNumbers == kUnit * sizeof(float));
 
 constexpr int kInt8Tile = PH_WIDTH == 8 ? 4 : 8;  // rows of x that registers hold sums of
-constexpr int64_t kInt8Panels = 6;               // rows of x from which making panels is faster
 
 // Rows of x, each written to a place of its own, which may begin where the row does.
 template <class T> void round_rows(const T* x, int64_t stride, int64_t rows, int64_t K, Int8Words* to, int64_t to_stride) {
@@ -35,33 +34,6 @@ template <class T> void round_rows(const T* x, int64_t stride, int64_t rows, int
             words.sums[1] = made.start[4] + made.start[5] + made.start[6] + made.start[7];
             words.scale = made.scale, words.total = made.total;
         }
-}
-
-// sum + four codes of W rows of a panel, times those of a row of x.
-template <class B> inline VecInt quad_dots(VecInt sum, VecInt codes, int32_t x) {
-    const VecInt by = splat_int(x);
-#if defined(__AVX512VNNI__) && PH_WIDTH == 16
-    return (VecInt)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)by);
-#elif defined(__ARM_FEATURE_DOTPROD) && PH_WIDTH == 4
-    return (VecInt)vdotq_s32((int32x4_t)sum, (int8x16_t)codes, (int8x16_t)by);
-#else
-#if PH_WIDTH >= 8
-    PH_UNROLL(2) for (int i = 0; i < W / 8; ++i) {
-        Bytes a, b;
-        LaneInts found;
-        __builtin_memcpy(&a, (const char*)&codes + 32 * i, 32), __builtin_memcpy(&b, &by, 32), __builtin_memcpy(&found, (const char*)&sum + 32 * i, 32);
-        found = dots<B>(found, b, a);
-        __builtin_memcpy((char*)&sum + 32 * i, &found, 32);
-    }
-    return sum;
-#else
-    for (int i = 0; i < 4 * W; ++i) {
-        const int code = Whole<B>::kSigned ? ((const int8_t*)&codes)[i] : ((const uint8_t*)&codes)[i];
-        sum[i / 4] += code * ((const int8_t*)&by)[i];
-    }
-    return sum;
-#endif
-#endif
 }
 
 // Numbers of a panel for a unit: words of codes, scales of each half that has one, minima.
@@ -114,10 +86,7 @@ template <class B> void int8_panel(const LinearWeight& f, int64_t n, int64_t cou
         for (int j = 0; j < kUnits; ++j, panel += kNumbers) {
             Bytes codes[W];
             PH_UNROLL(16) for (int r = 0; r < W; ++r) {
-                codes[r] = blocks[r].codes(j);
-#if defined(__AVX512VNNI__) && PH_WIDTH == 16
-                if (Whole<B>::kSigned) codes[r] ^= 128;  // as `dots` does
-#endif
+                codes[r] = unsigned_codes<B>(blocks[r].codes(j));
                 PH_UNROLL(2) for (int h = 0; h < kScales; ++h) panel[(8 + h) * W + r] = blocks[r].scale(j, h);
                 if (Whole<B>::kMinimum) panel[(8 + kScales) * W + r] = blocks[r].minimum(j);
             }
@@ -139,7 +108,7 @@ template <class B, int M> void int8_tile(const Int8Words* x, int64_t stride, con
             }
             PH_UNROLL(8) for (int i = h * 4; i < (kScales == 2 ? h * 4 + 4 : 8); ++i) {
                 const VecInt codes = load_any<VecInt>(panel + i * W);
-                PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<B>(sums[m], codes, x[m * stride].codes[i]);
+                PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<B>(sums[m], codes, splat_int(x[m * stride].codes[i]));
             }
             const Vec scale = load(panel + (8 + h) * W);
             PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m] = multiply_add(acc[m], as_floats(sums[m]) * scale, splat(x[m * stride].scale));
@@ -172,33 +141,6 @@ template <class T> void int8_columns(const Int8Words* x, int64_t stride, int64_t
             const Vec bias = f.bias ? load_some((const T*)f.bias + n, count) : Vec{};
             int8_tiles<B>(x, stride, rows, panel, K / kUnit, [&](int64_t m, int64_t some, const Vec* found) {
                 for (int64_t r = 0; r < some; ++r) store_some(found[r] + bias, y + (m + r) * y_stride + n, count);
-            });
-        }
-    });
-}
-
-// Whether rows of a decoding step are enough to make panels for, and few enough for a thread's stack.
-inline bool fills_int8_panels(int64_t rows, int64_t K) { return rows >= kInt8Panels && rows * K <= 1 << 18; }
-
-// As over_rows_int8: done(first row, rows, n, columns, dots[row · stride + column]), of at most `stride` columns.
-template <class Done>
-void over_int8_panels(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, const Done& done) {
-    with_whole(f.type, [&](auto of) {
-        using B = typename decltype(of)::Blocks;
-        const int64_t units = K / kUnit;
-        Int8Words* words = (Int8Words*)__builtin_alloca(rows * units * sizeof(Int8Words));
-        float* panel = (float*)__builtin_alloca(units * int8_unit_numbers<B>() * sizeof(float));
-        float* dots = (float*)__builtin_alloca(kInt8Tile * stride * sizeof(float));
-        round_rows(x, K, rows, K, words, units);
-        for (int64_t n = first, count; n < last; n += count) {
-            count = last - n < W ? last - n : W;
-            int8_panel<B>(f, n, count, units, panel);
-            int8_tiles<B>(words, units, rows, panel, units, [&](int64_t m, int64_t some, const Vec* found) {
-                for (int64_t c = 0, columns; c < count; c += columns) {
-                    columns = count - c < stride ? count - c : stride;
-                    for (int64_t r = 0; r < some; ++r) __builtin_memcpy(dots + r * stride, (const float*)(found + r) + c, columns * sizeof(float));
-                    done(m, some, n + c, columns, dots);
-                }
             });
         }
     });
