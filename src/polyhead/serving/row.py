@@ -164,7 +164,7 @@ class Row:
             rows = Rows([self.all_ids], len(self.ids), [len(self._prompt)], [self._prompt])
             for rule in self._rules:
                 scores = rule(rows, scores)
-        token = self._sampler(scores[0])
+        token = self._sampler(scores)
         self.ids.append(token)
         told = None if self._likeliest is None else (self._told(logits[0], token),)
         self._logprobs += told or ()

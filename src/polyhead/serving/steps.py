@@ -47,7 +47,7 @@ def logits_of(
     Without a cache of them together there is one row, which has its own.
     """
     if cache is None:
-        return [logits_alone(model, adapters, rows[0], 1)[None]]
+        return [logits_alone(model, adapters, rows[0], 1)]
     with adapters.rows([row.adapter for row in rows]):
         return _logits_of(model, cache, read, guesses)
 
@@ -73,12 +73,12 @@ def _logits_of(
 
 
 def logits_alone(model: LanguageModel, adapters: RowAdapters, row: Row, count: int) -> Tensor:
-    """Logits ``[V]`` after the next ``count`` tokens of a row with a cache of its own."""
+    """Logits ``[1, V]`` after the next ``count`` tokens of a row with a cache of its own."""
     assert row.cache is not None
     ids = torch.tensor([row.next_ids(count)], device="cpu")
     with adapters.rows([row.adapter]):
         logits: Tensor = model.transformer(ids, cache=row.cache, last=1)
-    return logits[0, -1]
+    return logits[0]
 
 
 def feed(row: Row, count: int, counts: Counts) -> None:
@@ -89,10 +89,10 @@ def feed(row: Row, count: int, counts: Counts) -> None:
 
 
 def take(row: Row, logits: Tensor, counts: Counts) -> None:
-    """Draws a token of a row from ``logits [V]``."""
+    """Draws a token of a row from ``logits [1, V]``."""
     after = len(row.ids) + 1
     counts.output_tokens += 1  # before its caller hears of it
-    row.take(logits.reshape(1, -1))
+    row.take(logits)
     counts.output_tokens -= after - len(row.ids)
 
 
@@ -105,11 +105,11 @@ def take_guessed(row: Row, guess: Sequence[int], logits: Tensor, counts: Counts)
     right = 0
     row.lookup.count(len(guess), 0)  # before its caller hears of its end
     counts.guessed_tokens += len(guess)
-    take(row, logits[0], counts)
+    take(row, logits[:1] if guess else logits, counts)
     while not row.ended and right < len(guess) and row.ids[-1] == guess[right]:
         right += 1
         row.lookup.count(0, 1)
         counts.accepted_tokens += 1
-        take(row, logits[right], counts)
+        take(row, logits[right : right + 1], counts)
     row.feed(right)
     return right

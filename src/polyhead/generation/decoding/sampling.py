@@ -111,17 +111,17 @@ class Sampler:
             self.generator = torch.Generator(device=device).manual_seed(seed)
 
     def __call__(self, logits: Tensor) -> int:
-        """The next token from the logits ``[V]`` of the last position.
+        """The next token from the logits ``[V]`` or ``[1, V]`` of the last position.
 
         Raises:
             ValueError: no logit is finite, or one is NaN: nothing can be drawn from them.
         """
         if self.generator is None:
-            largest, token = logits.max(dim=0)
+            largest, token = logits.max(dim=-1)
             if not math.isfinite(float(largest)):
                 raise ValueError(NO_TOKEN)
             return int(token)
-        probabilities = self.probabilities(logits)
+        probabilities = self.probabilities(logits.reshape(-1))
         return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
     def drawn(self, logits: Tensor) -> Tensor:
