@@ -162,7 +162,7 @@ _LATER = {
     MASKED: under(
         "lm_predictions.lm_head.",
         "head.",
-        {"dense": "transform.dense", "LayerNorm": "transform.norm", "bias": "bias"},
+        {"dense": "transforms.0.dense", "LayerNorm": "transforms.0.norm", "bias": "bias"},
     )
 }
 """Where files with ``legacy`` false keep that head, whose matrix is the embedding's."""

@@ -70,15 +70,27 @@ def baddbmm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def convolution(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A product of each window ``[C · k]`` with the weight, as patches and sound are read."""
+    """A product of each window ``[C · k]`` with the weight, as patches and sound are read.
+
+    Where each channel has a weight of its own, the numbers of a window are added up in order.
+    """
     x, weight, bias, strides, padding, dilation, transposed, _, groups = args
-    if transposed or groups != 1 or any(d != 1 for d in dilation) or weight.ndim < 3:
+    by_channel = groups == x.shape[1] == len(weight) and weight.ndim == 3
+    if transposed or any(d != 1 for d in dilation) or weight.ndim < 3:
+        return only_whole_numbers(func, args, kwargs)
+    if groups != 1 and not by_channel:
         return only_whole_numbers(func, args, kwargs)
     spatial = weight.ndim - 2
     by, room = (list(sizes) * (spatial if len(sizes) == 1 else 1) for sizes in (strides, padding))
     windows = torch.constant_pad_nd(x, [side for each in reversed(room) for side in (each, each)])
     for d in range(spatial):
         windows = windows.unfold(2 + d, weight.shape[2 + d], by[d])
+    if groups != 1:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        y = torch.zeros((), dtype=wide) if bias is None else bias.to(wide)[:, None]
+        for numbers, by in zip(windows.unbind(-1), weight[:, 0].unbind(-1), strict=True):
+            y = y + numbers.to(wide) * by.to(wide)[:, None]
+        return y.to(x.dtype)
     places = range(2, 2 + spatial)
     rows = windows.permute(0, *places, 1, *(2 + spatial + d for d in range(spatial)))
     y = product(rows.reshape(*rows.shape[: 1 + spatial], -1), weight.flatten(1), bias)
