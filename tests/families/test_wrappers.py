@@ -143,6 +143,7 @@ CASES: Mapping[str, Multimodal] = {
         },
         (_TIED, {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 1.5}),
     ),
+    "glm5_next": Multimodal(options=(_TIED,), alone="Glm5NextTextModel"),
     "glmasr": Multimodal(options=(_UNTIED,)),
     "glmga": Multimodal(_GLM, (_TIED,)),
     "got_ocr2": Multimodal(options=(_UNTIED,)),

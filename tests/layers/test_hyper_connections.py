@@ -22,8 +22,10 @@ from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers.hyper_connections import (
     HyperConnectionEnds,
     HyperConnections,
+    MeanEnds,
     MixedConnections,
 )
+from polyhead.layers.streams import build_ends
 from polyhead.models import Transformer
 from polyhead.parallel.classes import check_classes
 
@@ -33,7 +35,8 @@ LAYER = LayerConfig(AttentionConfig(4, 2, 8), FeedForwardConfig(24), streams=CON
 
 
 MIXED = MixedConnectionsConfig(n, eps=0.01, iterations=3)
-both = pytest.mark.parametrize("streams", [CONFIG, MIXED], ids=["added", "mixed"])
+MEAN = dataclasses.replace(MIXED, at_end="mean")
+both = pytest.mark.parametrize("streams", [CONFIG, MIXED, MEAN], ids=["added", "mixed", "mean"])
 
 
 def model(streams: HyperConnectionsConfig = CONFIG) -> Transformer:
@@ -120,6 +123,11 @@ def test_at_first_streams_are_copies_and_their_average_is_read():
     torch.testing.assert_close(mixer.read(streams)[0], x)
     torch.testing.assert_close(ends.leave(streams), x)
     torch.testing.assert_close(mixer.write(mixer.read(streams)[1], x), 2 * streams)
+    mean = build_ends(E, MEAN)
+    assert isinstance(mean, MeanEnds)
+    assert torch.equal(mean.enter(x), streams)
+    apart = torch.randn(2, 5, n, E)
+    torch.testing.assert_close(mean.leave(apart), apart.mean(dim=2))
 
 
 @torch.no_grad()
@@ -144,6 +152,8 @@ def test_what_does_not_go_is_refused_by_name():
         HyperConnectionsConfig(1)
     with pytest.raises(ConfigError, match="iterations must be a whole number"):
         MixedConnectionsConfig(2, iterations=0)
+    with pytest.raises(ConfigError, match="at_end must be"):
+        MixedConnectionsConfig(2, at_end="first")
     with pytest.raises(ConfigError, match="magnitude"):
         HyperConnectionsConfig(2, magnitude=0.0)
     with pytest.raises(ConfigError, match="HyperConnectionsConfig is around each part"):

@@ -261,6 +261,21 @@ LAYERS = {
         tokens=LONG,
         tiles=TILES,
     ),
+    "chosen pools": Case(
+        LayerConfig(
+            replace(
+                SPARSE,
+                qk_nope_head_dim=80,
+                qk_rope_head_dim=0,
+                rope=None,
+                indexer=IndexerConfig(16, 32, 128, pool=4),
+            ),
+            NARROW,
+        ),
+        share=0.6,
+        tokens=LONG,
+        tiles=TILES,
+    ),
     "a sparse network": Case(
         LayerConfig(heads(), FeedForwardConfig(1024, sparsity=0.9)), share=0.6
     ),

@@ -78,6 +78,8 @@ class CompressedAttentionConfig(HeadLayout, kind="compressed"):
         index = self.indexer
         if index is None:
             return
+        if index.pool is not None:
+            raise ConfigError(f"blocks are the indexer's pools already: got pool={index.pool}")
         if index.rotates != "last" or index.head_dim < self.rotated:
             raise ConfigError(
                 f"the indexer rotates its last rotated={self.rotated} features: got rotates="

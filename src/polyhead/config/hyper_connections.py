@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from polyhead.config.data import check_positive, check_whole
+from polyhead.config.data import check_choice, check_positive, check_whole
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.streams import StreamsConfig
 
@@ -67,16 +67,24 @@ class MixedConnectionsConfig(HyperConnectionsConfig, kind="mixed_connections"):
     Attributes:
         iterations: Times that columns are scaled to sum to 1, with rows between (Sinkhorn and
             Knopp). ``eps`` is added to sums too.
+        at_end: What the model gives of the streams: a sum with ``"weights"`` that are made as a
+            part's, or their ``"mean"`` (GLM-5.3).
     """
 
     iterations: int = 20
+    at_end: Literal["weights", "mean"] = "weights"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_whole("iterations", self.iterations)
+        check_choice("at_end", self.at_end, ("weights", "mean"))
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         n = self.count
         rows = 2 * n + n * n
         yield ParameterGroup("feed_forward", 1, rows * n * embed_dim, as_numbers=True)
         yield ParameterGroup("feed_forward", 1, rows + 3, multiplied=False)
+
+    def end_parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
+        if self.at_end == "weights":
+            yield from super().end_parameter_groups(embed_dim)

@@ -39,11 +39,12 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     """One latent attention layer (DeepSeek-V2, 2024, §2.1), in the names of DeepSeek's config.json.
 
     A key has ``qk_nope_head_dim`` features made from the latent and ``qk_rope_head_dim`` rotated
-    ones that all heads share. ``bias`` is of the projections into the latents and of ``o_proj``
-    (``attention_bias`` in the files), ``q_bias`` of a ``q_proj`` straight from the input. ``norm``
-    is over the latents; None: latents are used as they are projected. ``latent_scale`` is a factor
-    of the normed latent that keys and values are made from. ``scale`` None is 1/√(key size), times
-    the square of yarn's temperature where the rotary scaling has ``mscale_all_dim``.
+    ones that all heads share; one of the two may be 0 (GLM-5.3 rotates none). ``bias`` is of the
+    projections into the latents and of ``o_proj`` (``attention_bias`` in the files), ``q_bias`` of
+    a ``q_proj`` straight from the input. ``norm`` is over the latents; None: latents are used as
+    they are projected. ``latent_scale`` is a factor of the normed latent that keys and values are
+    made from. ``scale`` None is 1/√(key size), times the square of yarn's temperature where the
+    rotary scaling has ``mscale_all_dim``.
 
     Raises:
         ConfigError: A size that is impossible, or a ``rope`` over other features than the rotary
@@ -73,7 +74,13 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
             value = getattr(self, name)
             if value is None and name == "q_lora_rank":
                 continue
-            check_whole(name, value, least=0 if name == "qk_nope_head_dim" else 1)
+            check_whole(name, value, least=0 if name.startswith("qk_") else 1)
+        if not self.qk_head_dim or (self.rope is not None and not self.qk_rope_head_dim):
+            raise ConfigError(
+                "a key has features, and rope is over some of them: got qk_nope_head_dim="
+                f"{self.qk_nope_head_dim}, qk_rope_head_dim={self.qk_rope_head_dim}, "
+                f"rope={self.rope}"
+            )
         if self.q_bias and self.q_lora_rank is not None:
             raise ConfigError(
                 f"q_bias needs queries straight from the input: got q_lora_rank={self.q_lora_rank}"

@@ -9,7 +9,7 @@ from typing import Literal
 from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.latent import Computation, ComputationCost, LatentAttentionConfig
 from polyhead.config.layout import AttentionSpan, CallCost, shared
-from polyhead.config.memories import Memory, PerToken
+from polyhead.config.memories import Memory, PerToken, Pooled, Tail
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -26,9 +26,12 @@ class IndexerConfig(Data):
         norm: Over the features of a key.
         rotates: Which features of its queries and keys are rotated: the ``"first"``, or the
             ``"last"`` (HY 4).
+        pool: Its keys are means of so many tokens with weights that it learns, and a query chooses
+            ``top_k / pool`` whole pools; tokens behind the last whole one it sees too (GLM-5.3).
+            None: one key for each token.
 
     Raises:
-        ConfigError: A size below 1.
+        ConfigError: A size below 1, or a ``top_k`` that is no multiple of ``pool``.
     """
 
     num_heads: int = 64
@@ -36,17 +39,38 @@ class IndexerConfig(Data):
     top_k: int = 2048
     norm: NormConfig = field(default_factory=lambda: NormConfig("layernorm", eps=1e-6, bias=True))
     rotates: Literal["first", "last"] = "first"
+    pool: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "head_dim", "top_k"):
             check_whole(name, getattr(self, name))
         check_choice("rotates", self.rotates, ("first", "last"))
+        if self.pool is not None:
+            check_whole("pool", self.pool, least=2)
+            if self.top_k % self.pool:
+                raise ConfigError(f"top_k must be a multiple of pool={self.pool}: got {self.top_k}")
+
+    @property
+    def most_keys(self) -> int:
+        """Keys that a query reads at most."""
+        return self.top_k + (0 if self.pool is None else self.pool - 1)
+
+    @property
+    def memories(self) -> tuple[Memory, ...]:
+        """What it remembers."""
+        if self.pool is None:
+            return (PerToken(1, self.head_dim, self.head_dim, latent=True, name="index"),)
+        tail = Tail("unpooled", 2 * self.head_dim, self.pool - 1)
+        return (tail, Pooled("index", self.head_dim, self.pool))
 
     def parameter_groups(self, embed_dim: int, query_dim: int) -> Iterator[ParameterGroup]:
         """Its projections and norm; queries are made from ``query_dim`` features."""
         yield ParameterGroup("attention", 1, self.num_heads * self.head_dim * query_dim)
         yield ParameterGroup("attention", 1, (self.head_dim + self.num_heads) * embed_dim)
         yield ParameterGroup("norms", 1, self.norm.parameters(self.head_dim), multiplied=False)
+        if self.pool is not None:
+            yield ParameterGroup("attention", 1, self.head_dim * embed_dim)
+            yield ParameterGroup("attention", self.pool, self.head_dim, multiplied=False)
 
 
 @dataclass(frozen=True)
@@ -85,6 +109,10 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
                 f"the indexer's head_dim must be at least qk_rope_head_dim={self.qk_rope_head_dim}"
                 f", the features that are rotated: got {self.indexer.head_dim}"
             )
+        if self.rope is not None and self.indexer.pool is not None:
+            raise ConfigError(
+                f"an indexer with pools has no positions: got rope with pool={self.indexer.pool}"
+            )
 
     @property
     def layout(self) -> str:
@@ -106,12 +134,11 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
     def memories(self) -> tuple[Memory, ...]:
         if self.selection_of is not None:
             return super().memories
-        size = self.indexer.head_dim
-        return (*super().memories, PerToken(1, size, size, latent=True, name="index"))
+        return (*super().memories, *self.indexer.memories)
 
     @property
     def attention_span(self) -> AttentionSpan:
-        return AttentionSpan(chosen=self.indexer.top_k)
+        return AttentionSpan(chosen=self.indexer.most_keys)
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         yield from super().parameter_groups(embed_dim)
@@ -127,7 +154,7 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         self, computation: Computation, batch_size: int, queries: int, keys: int
     ) -> ComputationCost:
         every = super().cost(computation, batch_size, queries, keys)
-        skipped = batch_size * queries * max(0, keys - self.indexer.top_k)
+        skipped = batch_size * queries * max(0, keys - self.indexer.most_keys)
         return ComputationCost(
             every.flops - 2 * skipped * self._per_pair(computation), every.elements
         )
@@ -136,6 +163,7 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         dense = super().call_cost(batch_size, queries, cached)
         index = self.indexer
         choice = index.num_heads * index.head_dim if self.selection_of is None else 0
+        choice = -(-choice // (index.pool or 1))
         return CallCost(dense.per_pair, dense.remade, per_choice=choice)
 
     def peak_activation_elements(
@@ -144,6 +172,8 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         index, given = self.indexer, {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
         dense = super().peak_activation_elements(embed_dim, half=half, **given)
         made = 2 * index.num_heads * index.head_dim + 4 * index.head_dim + index.num_heads
+        if index.pool is not None:  # tokens by pools, and their weights, in float32
+            made += (16 if half else 8) * index.head_dim
         gate = 2 * shared(self.num_heads, ranks) * self.v_head_dim * self.gated
         # Beside q and latents the indexer's queries, then the numbers of the chosen keys, which
         # have 64 bits, twice while they are sorted.

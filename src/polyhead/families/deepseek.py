@@ -209,7 +209,7 @@ def with_indexers(
     )
     dense = {field.name: getattr(attention, field.name) for field in fields(attention)}
     own = SparseLatentAttentionConfig(**dense, indexer=indexer)
-    modes = _indexer_types(keys, num_layers) if shared else [_FULL] * num_layers
+    modes = indexer_types(keys, num_layers) if shared else [_FULL] * num_layers
     found: list[SparseLatentAttentionConfig] = []
     source = 0
     for i, mode in enumerate(modes):
@@ -218,7 +218,7 @@ def with_indexers(
     return found
 
 
-def _indexer_types(keys: Keys, num_layers: int) -> list[str]:
+def indexer_types(keys: Keys, num_layers: int) -> list[str]:
     """Which layers have an indexer of their own: by a list, a pattern or a period."""
     modes = keys.texts("indexer_types", [])
     pattern = keys.take("index_topk_pattern", None)

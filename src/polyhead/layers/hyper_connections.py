@@ -10,7 +10,7 @@ are mixed with each other in no other way. DeepSeek-V4's (2026) are:
     s_i = Σ_j M_ji s_j + c_i f(x)           M = sinkhorn(softmax(α_m r_m + b_m) + ε)
 
 with c without ε, and M scaled until its columns and rows sum to 1, columns last (Xie et al. 2025,
-arXiv 2512.24880).
+arXiv 2512.24880). GLM-5.3 (2026) gives the mean of the streams at last.
 
 Shape letters: B batch, T tokens, n streams, E embed size.
 """
@@ -162,6 +162,30 @@ class HyperConnectionEnds(StreamEnds):
         return _summed(streams, weights)
 
 
+class MeanEnds(StreamEnds):
+    """Copies the embedding into all streams, and gives their mean at last.
+
+    Args:
+        count: Number of streams.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.count = count
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x[..., None, :].expand(*x.shape[:-1], self.count, x.shape[-1])
+
+    def leave(self, streams: Tensor) -> Tensor:
+        return streams.mean(dim=-2)
+
+
+def _mixed_ends(embed_dim: int, config: MixedConnectionsConfig) -> StreamEnds:
+    if config.at_end == "mean":
+        return MeanEnds(config.count)
+    return HyperConnectionEnds(embed_dim, config)
+
+
 def _weights(streams: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``[..., rows]`` r in float32 or more, of streams ``[..., n, E]``."""
     flat = streams.flatten(-2)
@@ -184,4 +208,4 @@ def _reset(weight: Tensor, bias: Tensor, factors: Tensor, count: int) -> None:
 
 
 register_streams(HyperConnectionsConfig, HyperConnections, HyperConnectionEnds)
-register_streams(MixedConnectionsConfig, MixedConnections, HyperConnectionEnds)
+register_streams(MixedConnectionsConfig, MixedConnections, _mixed_ends)

@@ -4,7 +4,8 @@
     out[t]  = MLA of query t with the top_k keys s of highest I[t, s] among those that it sees
 
 DeepSeek-V3.2 (2025), arXiv 2512.02556, eqs. 1-2. The indexer's keys are a memory of their own, of
-one head. While a sequence has no more than ``top_k`` keys this is latent attention.
+one head. While a sequence has no more than ``top_k`` keys this is latent attention. An indexer may
+choose pools of tokens instead (``pooled_indexer.py``); the layer is then causal by nature.
 
 Shape letters: B batch, J heads of the indexer, T queries, S keys, D features of the indexer's keys,
 E embed size.
@@ -32,8 +33,11 @@ from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
+from polyhead.layers.pooled_indexer import PooledIndexer
 from polyhead.layers.positions import RoPE
+from polyhead.layers.recurrent import real_tokens
 from polyhead.layers.registry import register_builder
+from polyhead.layers.selectors.places import Places
 from polyhead.semantics import DenseSource, KeyValueSource, Mask
 from polyhead.semantics.argument_hints import other_names
 
@@ -106,8 +110,8 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         dropout: Dropout probability of the attention weights, when training.
 
     Attributes:
-        indexer: A ``LightningIndexer``, or None where the configuration reads the selection of an
-            earlier layer.
+        indexer: A ``LightningIndexer``, a ``PooledIndexer`` where its configuration has pools, or
+            None where the layer reads the selection of an earlier one.
         top_k: Keys that a query chooses.
         gate_proj: ``[H · V, E]``, where the configuration says so.
         sinks: ``[H]``, or None.
@@ -161,11 +165,14 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         self.register_parameter(
             "sinks", nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
         )
-        self.indexer = None
-        if not config.reads:
-            self.indexer = LightningIndexer(
-                embed_dim, config.q_lora_rank, config.indexer, config.qk_rope_head_dim
-            )
+        self.indexer: LightningIndexer | PooledIndexer | None = None
+        if config.reads:
+            return
+        index, into = config.indexer, config.q_lora_rank
+        if index.pool is not None:
+            self.indexer = PooledIndexer(embed_dim, into, index)
+        else:
+            self.indexer = LightningIndexer(embed_dim, into, index, config.qk_rope_head_dim)
 
     def reset_parameters(self) -> None:
         """Sets the sinks to 0, as at first. Projections and norms stay."""
@@ -204,6 +211,8 @@ class SparseLatentAttention(MultiHeadLatentAttention):
                 x, latent, of_queries, mask, at, positions, cache, handed
             )
             return held, _both(mask, read)
+        if isinstance(self.indexer, PooledIndexer):
+            return self._pooled(self.indexer, x, latent, of_queries, mask, positions, cache, handed)
         with torch.no_grad():
             q, weights, k = self.indexer(x.detach(), of_queries.detach(), self.rope, at)
         values = latent[..., : self.config.kv_lora_rank]
@@ -216,6 +225,35 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         chosen = None
         if source.tokens.length > self.top_k:
             chosen = choose_keys(q, weights, index, self.top_k, mask=mask, q_positions=positions)
+        if handed is not None:
+            handed.hand_on("selection", chosen)
+        return source, _both(mask, chosen)
+
+    def _pooled(
+        self,
+        indexer: PooledIndexer,
+        x: Tensor,
+        latent: Tensor,
+        of_queries: Tensor,
+        mask: Mask | None,
+        positions: Tensor | None,
+        cache: Any,
+        handed: Handed | None,
+    ) -> tuple[KeyValueSource, Mask | None]:
+        """What ``_remembered`` gives where queries choose pools."""
+        real_tokens(mask, x, positions, cached=cache is not None, what="attention to pools")
+        values = latent[..., : self.config.kv_lora_rank]
+        inputs = x.detach(), of_queries.detach()
+        if cache is None:
+            source: KeyValueSource = DenseSource(latent, values, positions)
+            places = Places.of(x, source, positions)
+            with torch.no_grad():
+                chosen = indexer(*inputs, places, None, self.top_k)
+        else:
+            with cache.step(x, positions) as step, torch.no_grad():
+                source = step.append("kv", latent, values)
+                places = Places.of(x, source, positions, step.before or [0] * len(x))
+                chosen = indexer(*inputs, places, step, self.top_k)
         if handed is not None:
             handed.hand_on("selection", chosen)
         return source, _both(mask, chosen)

@@ -62,13 +62,18 @@ def indexer_loss(model: nn.Module) -> Iterator[IndexerLoss]:
         model: A model, or a layer, with ``SparseLatentAttention``.
 
     Raises:
-        InputError: It has no indexer.
+        InputError: It has no indexer, or one that chooses pools of tokens.
     """
     found, known = IndexerLoss(), False
     with ExitStack() as stack:
         for name, layer in model.named_modules():
             if isinstance(layer, SparseLatentAttention) and layer.indexer is not None:
                 known = True
+                if not isinstance(layer.indexer, LightningIndexer):
+                    raise InputError(
+                        f"indexer_loss trains indexers that choose single keys: got {name}."
+                        f"indexer, a {type(layer.indexer).__name__}"
+                    )
                 watch = _Watch(name or "attention", layer.indexer, found)
                 stack.enter_context(layer.register_attention_hook(watch.attention))
                 hook = layer.indexer.register_forward_pre_hook(watch.indexer)

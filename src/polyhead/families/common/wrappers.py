@@ -128,6 +128,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "glm4v": Wrapper("glm4v_text", _VISUAL, flat=True),
     "glm46v": Wrapper("glm4v_text", _VISUAL),
     "glm4v_moe": Wrapper("glm4v_moe_text", _VISUAL),
+    "glm5_next": Wrapper("glm5_next_text", _VISUAL, flat=True),
     "glmasr": Wrapper("llama", _AUDIO, tied=True),
     "glmga": Wrapper("glm4v_text", _VISUAL),
     "got_ocr2": Wrapper("qwen2", tied=True),
