@@ -231,3 +231,49 @@ def test_numbers_of_experts_in_a_file_are_those_that_there_are() -> None:
     for wrong, words in (([[0, 6]], "got 0 to 6"), ([[-1, 2]], "got -1 to 2"), ([[0.5]], "float")):
         with pytest.raises(ValueError, match=words):
             step.changed(torch.tensor(wrong), at)
+
+
+def test_dots3_note_states_its_sizes_of_windows_by_keys_of_their_own() -> None:
+    written = json.loads(all_cases()["dots3_note_text"].config().to_json_string())
+    left_out = "per_layer_config", "rope_parameters", "sliding_window", "layer_types"
+    plain = {key: each for key, each in written.items() if key not in left_out}
+    swa = {"num_attention_heads": 2, "num_key_value_heads": 2, "q_lora_rank": 10}
+    swa |= {"kv_lora_rank": 12, "head_dim": 16, "qk_nope_head_dim": 10, "v_head_dim": 8}
+    older = plain | {f"swa_{name}": size for name, size in swa.items()}
+    older |= {"sliding_window_size": 9, "rope_theta": 500.0, "swa_rope_theta": 100.0}
+    windows = {"layer_types": ["full_attention", "sliding_attention"] * 2}
+    for changed in (
+        older, plain, older | windows, older | windows | {"use_dsa": False},
+        older | {"use_sliding_window": False}, older | {"rope_scaling": {"rope_type": "default"}},
+    ):  # fmt: skip
+        theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(changed)))
+        found = read_config(changed, "config.json")
+        assert read_config(json.loads(theirs.to_json_string()), "config.json") == found
+    for key, odd in (
+        ("per_layer_config", {"1": {"head_dim": 4}, "2": {}}), ("per_layer_config", []),
+        ("per_layer_config", {"1": {"vocab_size": 4}, "2": {"vocab_size": 4}}),
+        ("use_dsa", 3), ("rope_parameters", {"sliding_attention": 4}), ("mlp_bias", True),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"config.json: .*{key}"):
+            read_config(written | {key: odd}, "config.json")
+
+
+def test_glm5_next_states_its_states_in_an_object() -> None:
+    written = json.loads(all_cases()["glm5_next_text"].config().to_json_string())
+    for said in (
+        {"head_dim": 24, "num_heads": 3, "short_conv_kernel_size": 3, "gate_lower_bound": -2.0},
+        {"gate_lower_bound": None}, {"gate_lower_bound": None, "safe_gate": False},
+        {"full_attn_layers": [4], "kda_layers": [1, 2, 3]},
+    ):  # fmt: skip
+        older = written | {"linear_attn_config": said}
+        theirs = transformers.AutoConfig.for_model(**json.loads(json.dumps(older)))
+        del theirs.linear_attn_config
+        found = read_config(older, "config.json")
+        assert read_config(json.loads(theirs.to_json_string()), "config.json") == found
+    for key, odd in (
+        ("indexer_types", ["full", "full", "full", "shared"]), ("qk_rope_head_dim", 2),
+        ("index_kpool_always_select_tail", False), ("index_kpool", 1), ("linear_lower_bound", 1.0),
+        ("linear_attn_config", {"heads": 3}), ("linear_attn_config", 3),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=f"{key}|pool"):
+            read_config(written | {key: odd}, "config.json")

@@ -112,6 +112,17 @@ _OTHER_TEXTS = (
     {"model_type": "qwen2", "tie_word_embeddings": True},
 )
 _GLM = {"head_dim": 8, **_VL}
+_ENCODER = {
+    "hidden_size": 32,
+    "intermediate_size": 40,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "adapter_out_dim": 32,
+}
+_DOTS = {
+    "vision_config": {**_ENCODER, "mlp_layer_types": ["dense"], "adapter_in_dim": 32},
+    "audio_config": {**_ENCODER, "adapter_input_size": 32, "downsample_hidden_size": 8},
+}
 
 CASES: Mapping[str, Multimodal] = {
     "audioflamingo3": Multimodal(),
@@ -123,6 +134,7 @@ CASES: Mapping[str, Multimodal] = {
     ),
     "deepseek_vl": Multimodal(options=(_UNTIED,)),
     "deepseek_vl_hybrid": Multimodal(options=(_UNTIED,)),
+    "dots3_note": Multimodal(options=(_TIED,), top=_DOTS),
     "emu3": Multimodal(options=(_TIED,), top={"vocabulary_map": {"<image>": 5}}),
     "exaone4_5": Multimodal(options=(_TIED,)),
     "fuyu": Multimodal(options=(_TIED,)),
@@ -250,8 +262,7 @@ def _config(name: str, option: Values) -> Any:
     inside = "text_config" in kind.sub_configs_defaults
     return kind(
         **({"text_config": {"model_type": model_type, **known}} if inside else known),
-        **parts,
-        **{**case.top, **option.get("top", {})},
+        **{**parts, **case.top, **option.get("top", {})},
     )
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_positive, check_share, check_whole
-from polyhead.config.layout import CallCost, HeadLayout, shared
+from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, shared
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -43,8 +43,10 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     projections into the latents and of ``o_proj`` (``attention_bias`` in the files), ``q_bias`` of
     a ``q_proj`` straight from the input. ``norm`` is over the latents; None: latents are used as
     they are projected. ``latent_scale`` is a factor of the normed latent that keys and values are
-    made from. ``scale`` None is 1/√(key size), times the square of yarn's temperature where the
-    rotary scaling has ``mscale_all_dim``.
+    made from. ``window``: keys behind a query that it sees, itself included; None: all.
+    ``rope_norm``: the rotary key has a norm too, before it is rotated (dots3.note). ``scale`` None
+    is 1/√(key size), times the square of yarn's temperature where the rotary scaling has
+    ``mscale_all_dim``.
 
     Raises:
         ConfigError: A size that is impossible, or a ``rope`` over other features than the rotary
@@ -60,6 +62,8 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     norm: NormConfig | None = field(default_factory=lambda: NormConfig(eps=1e-6))
     q_bias: bool = False
     latent_scale: float = 1.0
+    window: int | None = None
+    rope_norm: bool = False
     rope: RopeConfig | None = field(default_factory=RopeConfig, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -93,6 +97,13 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
                 f"{self.rope.dim}"
             )
         check_positive("latent_scale", self.latent_scale)
+        if self.window is not None:
+            check_whole("window", self.window)
+        if self.rope_norm and (self.norm is None or not self.qk_rope_head_dim):
+            raise ConfigError(
+                "rope_norm needs a norm and a rotary key: got "
+                f"norm={self.norm}, qk_rope_head_dim={self.qk_rope_head_dim}"
+            )
         check_share("dropout", self.dropout)
 
     @property
@@ -125,6 +136,10 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         return self.v_head_dim
 
     @property
+    def attention_span(self) -> AttentionSpan:
+        return AttentionSpan(window=self.window)
+
+    @property
     def layout(self) -> str:
         return "MLA"
 
@@ -149,6 +164,8 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
             yield ParameterGroup("attention", H, self.qk_head_dim * into)
         yield ParameterGroup("attention", 1, self.latent_dim * E)
         yield self._norm_piece(R)
+        if self.rope_norm:
+            yield self._norm_piece(self.qk_rope_head_dim)
         yield ParameterGroup("attention", H, (self.qk_nope_head_dim + V) * R, as_numbers=True)
         yield ParameterGroup("attention", H, V * E)
         if self.bias:

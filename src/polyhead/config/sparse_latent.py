@@ -86,6 +86,8 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
             indexer (GLM-5; 2026, arXiv 2603.12201); None: its own.
         gated: Whether heads' outputs are multiplied by the sigmoid of a projection of the input
             (HY 4).
+        gate_per: Whether a gate is of each ``"feature"`` of a head, or of each ``"head"``
+            (dots3.note).
         sinks: Whether a learned number of each head joins the softmax's denominator (HY 4).
 
     Raises:
@@ -96,9 +98,13 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
     selection_of: int | None = None
     gated: bool = False
     sinks: bool = False
+    gate_per: Literal["feature", "head"] = "feature"
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_choice("gate_per", self.gate_per, ("feature", "head"))
+        if self.window is not None:
+            raise ConfigError(f"queries that choose have no window: got window={self.window}")
         if self.q_lora_rank is None:
             raise ConfigError(
                 "q_lora_rank must be a whole number: the indexer makes its queries from that "
@@ -123,6 +129,11 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         return f"{super().described}, the {self.indexer.top_k} keys that an indexer chooses"
 
     @property
+    def gate_dim(self) -> int:
+        """Gates of a head, where there are."""
+        return self.v_head_dim if self.gate_per == "feature" else 1
+
+    @property
     def hands_on(self) -> frozenset[str]:
         return frozenset(() if self.selection_of is not None else ("selection",))
 
@@ -143,7 +154,7 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         yield from super().parameter_groups(embed_dim)
         if self.gated:
-            yield ParameterGroup("attention", self.num_heads, self.v_head_dim * embed_dim)
+            yield ParameterGroup("attention", self.num_heads, self.gate_dim * embed_dim)
         if self.sinks:
             yield ParameterGroup("attention", self.num_heads, 1, multiplied=False)
         if self.selection_of is not None:

@@ -8,7 +8,6 @@ _RECURRENT = "its layers are linear recurrences, not attention"
 _STREAMS = "its residual streams are read by weights of low rank, and it hashes runs of tokens"
 _DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
 _CODES = "it reads and writes several codes of sound at a time"
-_LATENT_GATES = "its latents have windows in some layers, and a norm over the rotary part of keys"
 _SPEECH = "it is several models in one: of text, of speech, and of sound made from units"
 _PICTURES = "it is an encoder that reads the patches of pictures among the tokens of a text"
 
@@ -41,8 +40,6 @@ REFUSED: Mapping[str, str] = {
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
     "qwen4_exp": _STREAMS,
     "qwen4_exp_text": _STREAMS,
-    "dots3_note": _LATENT_GATES,
-    "dots3_note_text": _LATENT_GATES,
     "inkling_text": "its keys, values and what attention and networks give are convolved, and its "
     "shared experts weighed beside routed ones",
     "inkling2_text": "some convolutions have weights that depend on the text, and its layers "

@@ -38,7 +38,7 @@ from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.native import batch_invariant
-from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask
+from polyhead.semantics import Bias, DenseSource, KeyValueSource, Mask, Window
 from polyhead.semantics.argument_hints import other_names, refuse
 
 
@@ -69,6 +69,7 @@ class MultiHeadLatentAttention(Hooked):
             ``q_lora_rank``; otherwise ``q_a_proj``, ``q_a_norm``, ``q_b_proj``.
         kv_a_proj_with_mqa: ``[R + P, E]``.
         kv_a_norm: Over the R features; nothing where ``config.norm`` is None.
+        k_rope_norm: Over the P features, where ``config.rope_norm`` says so.
         kv_b_proj: ``[H(N + V), R]``.
         o_proj: ``[E, H · V]``.
         preferred: The computation that ``"auto"`` takes; None: the one of fewer operations.
@@ -146,6 +147,9 @@ class MultiHeadLatentAttention(Hooked):
             self.q_b_proj = nn.Linear(into, out, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(embed_dim, config.latent_dim, bias=config.bias)
         self.kv_a_norm = _latent_norm(R, config.norm)
+        if config.rope_norm:
+            self.k_rope_norm = _latent_norm(config.qk_rope_head_dim, config.norm)
+        self._window = None if config.window is None else Window(config.window)
         self.kv_b_proj = nn.Linear(R, H * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
         self.o_proj = nn.Linear(H * config.v_head_dim, embed_dim, bias=config.bias)
         self.rope = rope
@@ -169,7 +173,7 @@ class MultiHeadLatentAttention(Hooked):
 
         Args:
             x: ``[B, T, E]``.
-            mask: Who may look at whom; None: everything is visible.
+            mask: Who may look at whom; None: everything is visible. A window is added to it.
             bias: Added to the scores: ``ALiBi``, ``RelativeBias`` or ``[B, H, T, S]``.
             positions: ``[T]`` or ``[B, T]`` of ``x``; default: they follow on from the cache.
             cache: What is remembered: a ``LatentCache``, or another over one kv head.
@@ -199,6 +203,8 @@ class MultiHeadLatentAttention(Hooked):
         at = first if positions is None else positions
         n, p, latent, of_queries = self._project(x, at)
         source, mask = self._remembered(x, latent, of_queries, mask, at, positions, cache, handed)
+        if self._window is not None:
+            mask = self._window if mask is None else mask & self._window
         B, T, _ = x.shape
         way = forced or self.preferred or self.config.choose(B, T, source.tokens.length)
         if batch_invariant.is_enabled():
@@ -299,6 +305,8 @@ class MultiHeadLatentAttention(Hooked):
         n, p = q[..., :N], q[..., N:]
         latent = latent.view(B, T, 1, R + P)
         c, r = latent[..., :R], latent[..., R:]
+        if config.rope_norm:
+            r = self.k_rope_norm(r)
         if self.rope is not None:
             p = self.rope.apply(p, positions, head_axis=2)
             r = self.rope.apply(r, positions, head_axis=2)

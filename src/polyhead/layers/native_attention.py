@@ -119,6 +119,8 @@ def latent_heads(attention: MultiHeadLatentAttention, x: Tensor) -> tuple[Heads,
     known_fields(attention, config)
     if attention.training and attention.dropout:
         raise NotExportableError("it is training, with dropout", attention)
+    if not P:
+        raise NotExportableError("its keys have no rotary part", attention)
     rotary = _rotated(attention.rope, P)
     heads = Heads(H, 1, R + P, R, attention.scale, 0.0, rotary, NORM_PLACES["before_rope"])
     parts = attention._modules

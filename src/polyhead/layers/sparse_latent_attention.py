@@ -113,7 +113,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         indexer: A ``LightningIndexer``, a ``PooledIndexer`` where its configuration has pools, or
             None where the layer reads the selection of an earlier one.
         top_k: Keys that a query chooses.
-        gate_proj: ``[H · V, E]``, where the configuration says so.
+        gate_proj: ``[H · V, E]`` or ``[H, E]``, where the configuration says so.
         sinks: ``[H]``, or None.
 
     Raises:
@@ -161,7 +161,7 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         super()._build(embed_dim, config, rope)
         self.top_k = config.indexer.top_k
         if config.gated:
-            self.gate_proj = nn.Linear(embed_dim, config.num_heads * config.v_head_dim, bias=False)
+            self.gate_proj = nn.Linear(embed_dim, config.num_heads * config.gate_dim, bias=False)
         self.register_parameter(
             "sinks", nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
         )

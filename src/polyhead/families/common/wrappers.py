@@ -105,6 +105,7 @@ _JANUS = (
     "generation_head",
 )
 _GEMMA_4 = ("vision_tower", "vision_embedder", "audio_tower", "embed_vision", "embed_audio")
+_DOTS = ("audio_encoder", "vision_encoder", "audio_tower", "vision_tower")
 _IDEFICS = ("vision_model", "connector")
 _SPEECH = ("encoder", "projector")
 
@@ -116,6 +117,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "cohere2_vision": Wrapper("cohere2", tied=True),
     "deepseek_vl": Wrapper("llama", _DEEPSEEK_VL, tied=True),
     "deepseek_vl_hybrid": Wrapper("llama", _DEEPSEEK_VL, tied=True),
+    "dots3_note": Wrapper("dots3_note_text", _DOTS, flat=True),
     # Pictures are tokens of its vocabulary; the codec alone makes them of pixels.
     "emu3": Wrapper("emu3_text_model", ("vqmodel",), module="text_model"),
     "exaone4_5": Wrapper("exaone4", _VISUAL, renamed={"exaone4_5_text": "exaone4"}),
