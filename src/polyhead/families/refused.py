@@ -21,7 +21,8 @@ REFUSED: Mapping[str, str] = {
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
     "doge": "its scores have a bias made of the values, whose largest alone are read",
-    "zaya": "its queries and keys are convolved, and its routers read those of earlier layers",
+    "zaya": "its queries and keys are convolved, values have a half of the token before, and "
+    "routers read the layer before",
     "cpmant": "it puts learned prompts before a text, and tokens also see later ones, "
     "so logits change with how a text is cut",
     "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
