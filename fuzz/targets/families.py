@@ -53,6 +53,11 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "mobilebert": {"embedding_size": 16},
     "mimo_v2_flash": {"num_key_value_heads": 2},
+    "zamba": {
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 2,
+        "layers_block_type": ["linear_attention", "hybrid"],
+    },
     "zamba2": {"tie_word_embeddings": True, "layers_block_type": ["linear_attention", "hybrid"]},
 }
 """What goes with these sizes in a family."""

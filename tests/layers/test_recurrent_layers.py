@@ -58,6 +58,7 @@ KINDS: dict[str, HeadLayout] = {
     "Mamba-2 without norm": Mamba2Config(4, 1, 8, 6, norm_place=None, bias=True, out_bias=False),
     "Mamba": MambaConfig(10, 4, 3),
     "Mamba with norms": MambaConfig(10, 4, 3, bias=True, norm=NormConfig()),
+    "Mamba in groups": MambaConfig(10, 4, 3, num_groups=2),
     "Lightning attention": LightningAttentionConfig(4, 6, slope_scale=0.8),
     "RG-LRU": RgLruConfig(4, width=20, conv_kernel=3),
     "short convolution": ShortConvolutionConfig(width=20, conv_kernel=4, bias=True),
@@ -272,6 +273,10 @@ def test_what_a_state_cannot_do_is_refused_by_name():
         LightningAttentionConfig(4, 6, rope=RopeConfig())
     with pytest.raises(ConfigError, match="Mamba has no rotary positions"):
         MambaConfig(10, 4, 3, rope=RopeConfig())
+    with pytest.raises(ConfigError, match="num_groups must divide 10 features: got 3"):
+        MambaConfig(10, 4, 3, num_groups=3)
+    with pytest.raises(ConfigError, match="no norms beside groups: got num_groups=2"):
+        MambaConfig(10, 4, 3, norm=NormConfig(), num_groups=2)
     with pytest.raises(ConfigError, match="num_heads must divide width: got num_heads=3, width=20"):
         RgLruConfig(3, width=20)
     with pytest.raises(ConfigError, match="RG-LRU has no rotary positions"):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 import polyhead as ph
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.families import families
 from polyhead.layers import (
     FeedForwardConfig,
     LayerConfig,
@@ -162,3 +163,12 @@ def test_what_a_shared_block_refuses():
         mine.layers[0].attention(x[..., :8])
     with pytest.raises(UnsupportedError, match="SharedBlock"):
         check_classes(mine, "context")
+
+
+def test_a_file_of_zamba_may_hold_the_block_in_every_layer_that_uses_it():
+    table = families()["zamba"].tensors_of({"num_hidden_layers": 9})
+    found = {
+        table.our_name(f"model.layers.{i}.shared_transf.self_attn.q_proj.weight") for i in (2, 7)
+    }
+    assert found == {"layers.2.attention.q_proj.weight"}
+    assert table.our_name("model.layers.7.linear.weight") == "layers.7.attention.out_proj.weight"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from polyhead.config.data import check_whole
+from polyhead.config.grouped import check_divisor
 from polyhead.config.layout import CallCost, HeadLayout
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.norm import NormConfig
@@ -26,6 +27,8 @@ class MambaConfig(HeadLayout, kind="mamba"):
         conv_bias: A bias on the convolution.
         bias: Biases on the projections into the layer and out of it.
         norm: Over the R features, over B and over C (Jamba, Falcon-Mamba); None: none.
+        num_groups: G, a divisor of W: the channels of a group have R features, B and C of their
+            own, made from that group alone (Zamba).
 
     Raises:
         ConfigError: Sizes that do not go together, or what a state has no use for.
@@ -37,16 +40,20 @@ class MambaConfig(HeadLayout, kind="mamba"):
     conv_bias: bool = True
     bias: bool = False
     norm: NormConfig | None = None
+    num_groups: int = 1
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "state_dim", "step_rank"):
             check_whole(name, getattr(self, name))
+        check_divisor("num_groups", self.num_groups, self.num_heads)
         check_whole("conv_kernel", self.conv_kernel, least=2)
         if self.rope is not None or self.scale is not None or self.dropout:
             raise ConfigError(
                 "Mamba has no rotary positions, no scale and no weights to drop: got "
                 f"rope={self.rope}, scale={self.scale}, dropout={self.dropout}"
             )
+        if self.norm is not None and self.num_groups > 1:
+            raise ConfigError(f"Mamba has no norms beside groups: got num_groups={self.num_groups}")
 
     @property
     def layout(self) -> str:
@@ -73,7 +80,9 @@ class MambaConfig(HeadLayout, kind="mamba"):
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         E, W, N, R = embed_dim, self.num_heads, self.state_dim, self.step_rank
-        yield ParameterGroup("attention", 1, 3 * W * E + (R + 2 * N) * W + W * R)
+        yield ParameterGroup("attention", 1, 3 * W * E)
+        read = (2 * R + 2 * N) * W  # as many for any number of groups
+        yield ParameterGroup("attention", 1, read, as_numbers=self.num_groups > 1)
         yield ParameterGroup("attention", 1, W * self.conv_kernel, as_numbers=True)
         added = W * self.conv_bias + (2 * W + E) * self.bias + 2 * W
         yield ParameterGroup("attention", 1, added + W * N, multiplied=False)

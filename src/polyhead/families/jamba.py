@@ -18,7 +18,7 @@ from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.lfm2 import STACKED_EXPERTS
 from polyhead.families.mamba import mamba_rules, read_mamba, write_mamba
 
-_NAMES = {
+MIXER_NAMES = {
     "expand": "mamba_expand",
     "state_size": "mamba_d_state",
     "time_step_rank": "mamba_dt_rank",
@@ -64,7 +64,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     mixture = next((each for each in networks if isinstance(each, MixtureConfig)), None)
     mixer = write_mamba(state, config.embed_dim)
     return {
-        **{_NAMES[key]: value for key, value in mixer.items()},
+        **{MIXER_NAMES[key]: value for key, value in mixer.items()},
         **_period("attn", [each.kind == "heads" for each in found]),
         **_period("expert", [each is not None and each == mixture for each in networks]),
         "num_experts": 1 if mixture is None else mixture.num_experts,
@@ -132,7 +132,7 @@ FAMILIES = (
             "bos_token_id": 1,
             "eos_token_id": 2,
         },
-        aliases=_NAMES,
+        aliases=MIXER_NAMES,
         write=write,
         harmless=frozenset(
             (

@@ -32,15 +32,24 @@ def read(keys: Keys, *, normed: bool) -> TransformerConfig:
     return read_decoder(keys, layers, max_positions=UNLIMITED, norm=norm)
 
 
-def read_mamba(keys: Keys, width: int, norm: NormConfig | None) -> MambaConfig:
+def read_mamba(
+    keys: Keys,
+    width: int,
+    norm: NormConfig | None,
+    *,
+    num_groups: int = 1,
+    activation: str = "hidden_act",
+) -> MambaConfig:
     """The mixer that the keys mean.
 
     Args:
         keys: Keys of config.json.
         width: Channels.
         norm: Of what steps, B and C are made of.
+        num_groups: Of the channels.
+        activation: The key that names it.
     """
-    keys.expect("hidden_act", "silu", "swish")
+    keys.expect(activation, "silu", "swish")
     rank = keys.take("time_step_rank")
     if rank == "auto":
         rank = math.ceil(keys.size("hidden_size") / 16)
@@ -54,6 +63,7 @@ def read_mamba(keys: Keys, width: int, norm: NormConfig | None) -> MambaConfig:
         conv_bias=keys.flag("use_conv_bias"),
         bias=keys.flag("use_bias"),
         norm=norm,
+        num_groups=num_groups,
     )
 
 

@@ -14,7 +14,6 @@ _PICTURES = "it is an encoder that reads the patches of pictures among the token
 REFUSED: Mapping[str, str] = {
     "rwkv": _RECURRENT,
     "xlstm": _RECURRENT,
-    "zamba": "its attention reads the embedding beside the stream, with weights shared by layers",
     "prophetnet": "its decoder predicts several tokens ahead in streams of their own",
     "reformer": "it attends within buckets of a hash",
     "transfo-xl": "transformers no longer has its classes, so no result is known",

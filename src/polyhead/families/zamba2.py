@@ -33,7 +33,7 @@ from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.common.writing import write_activation
 
 HYBRID = "hybrid"
-_TYPES, _LONG = "layers_block_type", 16_384
+TYPES, _LONG = "layers_block_type", 16_384
 
 
 def read(keys: Keys) -> TransformerConfig:
@@ -45,7 +45,7 @@ def read(keys: Keys) -> TransformerConfig:
     head_dim = divided(keys, 2 * embed_dim, heads)
     keys.expect("attention_head_dim", head_dim, None)
     keys.expect("attention_hidden_size", 2 * embed_dim, None)
-    kinds = _read_kinds(keys, _kinds(keys.num_layers("num_hidden_layers")))
+    kinds = read_kinds(keys, _kinds(keys.num_layers("num_hidden_layers")))
     hidden = keys.size("intermediate_size", None) or 4 * embed_dim
     rope = read_rope(keys, head_dim, positions)
     block = SharedBlockConfig(
@@ -63,7 +63,7 @@ def read(keys: Keys) -> TransformerConfig:
     )
     if block.head_adapters and block.num_kv_heads != heads:
         raise keys.refused("num_key_value_heads", block.num_kv_heads, f"{heads} beside adapters")
-    layers = _layers(kinds, block, keys.size("num_mem_blocks"))
+    layers = layers_of(kinds, block, keys.size("num_mem_blocks"))
     reached = positions if block.rope is None else reach(block.rope, positions)
     return read_decoder(keys, layers, max_positions=reached, norm=norm)
 
@@ -84,14 +84,19 @@ def _read_mixer(keys: Keys, embed_dim: int, biased: bool) -> Mamba2Config:
     )
 
 
-def _read_kinds(keys: Keys, default: Sequence[str]) -> list[str]:
+def read_kinds(keys: Keys, default: Sequence[str]) -> list[str]:
     """Of each layer whether a block stands before its mixer; the first such has its own."""
-    stated = keys.texts(_TYPES, []) or [*default]
-    kinds = [_OLDER.get(each, each) for each in stated]
+    stated = keys.texts(TYPES, []) or [*default]
+    kinds = kinds_of(stated)
     count = keys.num_layers("num_hidden_layers")
     if len(kinds) != count or not {*kinds} <= {LINEAR, HYBRID} or HYBRID not in kinds:
-        raise keys.refused(_TYPES, stated, f"{count} of {LINEAR} and {HYBRID}, and one {HYBRID}")
+        raise keys.refused(TYPES, stated, f"{count} of {LINEAR} and {HYBRID}, and one {HYBRID}")
     return kinds
+
+
+def kinds_of(stated: Sequence[str]) -> list[str]:
+    """In today's words."""
+    return [_OLDER.get(each, each) for each in stated]
 
 
 def _kinds(count: int) -> list[str]:
@@ -100,7 +105,7 @@ def _kinds(count: int) -> list[str]:
     return [HYBRID if i in blocks else LINEAR for i in range(54 if count == 54 else 0)]
 
 
-def _layers(kinds: Sequence[str], block: SharedBlockConfig, num_blocks: int) -> list[LayerConfig]:
+def layers_of(kinds: Sequence[str], block: SharedBlockConfig, num_blocks: int) -> list[LayerConfig]:
     """Layers with a mixer, and those with a block, of which the first ``num_blocks`` have their own
     and the others take turns.
     """
@@ -127,7 +132,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         raise ConfigError("this family needs Mamba-2, and a block before it in some layers")
     block = blocks[0]
     return {
-        _TYPES: [HYBRID if each.kind == block.kind else LINEAR for each in found],
+        TYPES: [HYBRID if each.kind == block.kind else LINEAR for each in found],
         "intermediate_size": block.network.hidden_dim,
         "hidden_act": write_activation(block.network.activation),
         "num_attention_heads": block.num_heads,
@@ -151,8 +156,8 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 def tensors(values: Mapping[str, Any]) -> Tensors:
     """The table of names: a block's tensors and all its adapters stand in its first layer."""
     values = {**DEFAULTS, **values}
-    stated = values.get(_TYPES) or _kinds(values["num_hidden_layers"])
-    kinds, count = [_OLDER.get(each, each) for each in stated], values["num_mem_blocks"]
+    kinds = kinds_of(values.get(TYPES) or _kinds(values["num_hidden_layers"]))
+    count = values["num_mem_blocks"]
     rules = [Rule("embed_tokens", "embedding.tokens"), Rule("final_layernorm", "final_norm")]
     hybrids: list[int] = []
     for i, kind in enumerate(kinds):
@@ -169,7 +174,7 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
         block = f"layers.{hybrids[use % count]}.shared_transformer."
         if use < count:
             both = [f"{ours}feed_forward.{name}_proj" for name in ("gate", "up")]
-            rules += under(block, ours, _BLOCK)
+            rules += under(block, ours, BLOCK)
             rules.append(Rule(block + "feed_forward.gate_up_proj", both, Rows()))
         for name, listed in _ADAPTERS.items():
             adapter = f"{ours}adapters.{name}."
@@ -179,7 +184,7 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
 
 _OLDER = {"mamba": LINEAR}
 _BIAS = "add_bias_linear"
-_BLOCK = {
+BLOCK = {
     "input_layernorm": "block_norm",
     "pre_ff_layernorm": "feed_forward_norm",
     **{f"self_attn.{name}_proj": f"{name}_proj" for name in "qkvo"},

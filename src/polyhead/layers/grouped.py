@@ -64,10 +64,14 @@ class GroupedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[..., in_features]`` to ``[..., out_features]``."""
+        y = self.product(x)
+        return y if self.bias is None else y + self.bias
+
+    def product(self, x: Tensor) -> Tensor:
+        """As ``forward``, without the bias."""
         parts = x.reshape(*x.shape[:-1], self.groups, -1)
         weight = self.weight.view(self.groups, -1, self.weight.shape[1])
-        y = torch.einsum("...gi,goi->...go", parts, weight).flatten(-2)
-        return y if self.bias is None else y + self.bias
+        return torch.einsum("...gi,goi->...go", parts, weight).flatten(-2)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, groups={self.groups}"

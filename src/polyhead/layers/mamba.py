@@ -5,14 +5,17 @@
     out = ((y + D x) · silu(z)) Wout
 
 Gu & Dao 2023, arXiv 2312.00752, section 3. S_w holds N numbers, each of which decays at its own
-rate: a head of one value whose keys B and queries C all channels share.
+rate: a head of one value whose keys B and queries C all channels share. Zamba (Glorioso et al.
+2024, arXiv 2405.16712) cuts the channels into groups, each with r, B, C and Δ made of its own x.
 
-Shape letters: B batch, T tokens, W channels (states), N state size, R rank of steps, E embed size.
+Shape letters: B batch, T tokens, W channels (states), G their groups, N state size, R rank of
+steps, E embed size.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 
 from polyhead.caches.layer_cache import Step
 from polyhead.config import MambaConfig
+from polyhead.layers.grouped import GroupedLinear
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
@@ -41,7 +45,7 @@ class Mamba(RecurrentLayer):
         config: Everything above as data; it cannot be assigned.
         in_proj: ``[2 W, E]``, for channels and gates in this order.
         conv_weight, conv_bias: ``[W, conv_kernel]`` and ``[W]`` or None.
-        x_proj: ``[R + 2 N, W]``, for steps, B and C.
+        x_proj: ``[G (R + 2 N), W / G]``, for steps, B and C of each group.
         dt_proj: ``[W, R]`` with a bias.
         A_log, D: ``[W, N]`` and ``[W]``.
         dt_norm, b_norm, c_norm: Norms of the three, or None.
@@ -67,12 +71,12 @@ class Mamba(RecurrentLayer):
 
     def _build(self, rope: RoPE | None) -> None:
         c, E = self.config, self.embed_dim
-        W, N, R = c.num_heads, c.state_dim, c.step_rank
+        W, N, R, G = c.num_heads, c.state_dim, c.step_rank, c.num_groups
         self.in_proj = nn.Linear(E, 2 * W, bias=c.bias)
         self.conv_weight = nn.Parameter(torch.empty(W, c.conv_kernel))
         self.conv_bias = nn.Parameter(torch.empty(W)) if c.conv_bias else None
-        self.x_proj = nn.Linear(W, R + 2 * N, bias=False)
-        self.dt_proj = nn.Linear(R, W)
+        self.x_proj = _projection(W, G * (R + 2 * N), G, bias=False)
+        self.dt_proj = _projection(G * R, W, G, bias=True)
         self.A_log, self.D = nn.Parameter(torch.empty(W, N)), nn.Parameter(torch.empty(W))
         for name, size in (("dt_norm", R), ("b_norm", N), ("c_norm", N)):
             self.add_module(name, None if c.norm is None else build_norm(size, c.norm))
@@ -95,28 +99,42 @@ class Mamba(RecurrentLayer):
         inputs, gate = linear(x, self.in_proj).chunk(2, dim=-1)
         inputs = self._with_tail("conv", inputs, c.conv_kernel - 1, step)
         mixed = F.silu(convolve(inputs, self.conv_weight, self.conv_bias))
-        parts = torch.split(
-            linear(mixed, self.x_proj), [c.step_rank, c.state_dim, c.state_dim], dim=-1
-        )
+        made = linear(mixed, self.x_proj).view(*x.shape[:2], c.num_groups, -1)
+        parts = torch.split(made, [c.step_rank, c.state_dim, c.state_dim], dim=-1)
         names = "dt_norm", "b_norm", "c_norm"
         norms = [self._modules[name] for name in names]
         ranks, k, q = (
             part if norm is None else norm(part) for part, norm in zip(parts, norms, strict=True)
         )
         precise = torch.promote_types(x.dtype, torch.float32)
-        # The bias is added in float32, as transformers' layer does.
-        steps = F.linear(ranks, self.dt_proj.weight).to(precise) + self.dt_proj.bias.to(precise)
-        steps = F.softplus(steps).mT
+        bias: Any = self.dt_proj.bias
+        # It is added in float32, as transformers' layer does.
+        steps = F.softplus(self._steps(ranks.flatten(2)).to(precise) + bias.to(precise)).mT
         decay = -self.A_log.to(precise).exp()[:, None] * steps[..., None]
         values = mixed.mT[..., None]
         kernel = kernel_of_channels(kernel, x)
         heads = self._recurrence(
-            q[:, None], k[:, None], values, real, kernel, step, decay=decay, beta=steps, scale=1.0
-        )
+            q.transpose(1, 2), k.transpose(1, 2), values, real, kernel, step,
+            decay=decay, beta=steps, scale=1.0,
+        )  # fmt: skip
         outputs = heads.to(precise) + self.D.to(precise)[:, None, None] * values
         gated = outputs * F.silu(gate.to(precise)).mT[..., None]
         edited = self._edited(gated.to(x.dtype))
         return linear(edited.transpose(1, 2).flatten(2), self.o_proj)
+
+    def _steps(self, ranks: Tensor) -> Tensor:
+        """``[B, T, W]`` from ``[B, T, G · R]``, without the bias."""
+        if isinstance(self.dt_proj, GroupedLinear):
+            return self.dt_proj.product(ranks)
+        return F.linear(ranks, self.dt_proj.weight)
+
+
+def _projection(
+    in_features: int, out_features: int, groups: int, *, bias: bool
+) -> nn.Linear | GroupedLinear:
+    if groups == 1:
+        return nn.Linear(in_features, out_features, bias=bias)
+    return GroupedLinear(in_features, out_features, groups, bias=bias)
 
 
 register_builder(MambaConfig, Mamba.from_config)

@@ -192,6 +192,28 @@ CASES = (
         axes=(TIED, ({}, {"attention_bias": True}, {"shared_intermediate_size": 0})),
     ),
     Case(
+        "zamba",
+        {
+            "num_hidden_layers": 5,
+            "layers_block_type": [LINEAR, HYBRID, LINEAR, HYBRID, HYBRID],
+            "n_mamba_heads": 4,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 5,
+            "max_position_embeddings": 128,
+        },
+        axes=(
+            ({}, {"n_mamba_heads": 1}, {"n_mamba_heads": 2, "mamba_expand": 3}),
+            ({}, {"mamba_proj_bias": True}, {"mamba_conv_bias": False}, {"mamba_d_conv": 2}),
+            ({}, {"hidden_act": "silu"}, {"num_key_value_heads": 4}, {"rms_norm_eps": 0.01}),
+            (
+                {},
+                {"layers_block_type": None, "attn_layer_period": 2, "attn_layer_offset": 1},
+                {"mamba_dt_rank": "auto"},
+            ),
+        ),
+        tokens=80,
+    ),
+    Case(
         "zamba2",
         {
             "num_hidden_layers": 6,
