@@ -338,6 +338,8 @@ def _norms(layer: LayerConfig) -> str:
     place = layer.norm_placement
     if layer.parallel is not None:
         place = f"parallel, {layer.parallel}"
+    if layer.norm_gate is not None:
+        place += ", gated"
     normed = getattr(layer.attention, "qk_norm", None) is not None
     name = {"layernorm": "LayerNorm", "rmsnorm": "RMSNorm", "affine": "affine"}[norm.type]
     return f"{name} ({place}{', q and k' if normed else ''})"

@@ -10,6 +10,7 @@ from tiny import decoder, encoder
 from torch import Tensor, nn
 
 import polyhead as ph
+from polyhead.config import NormGateConfig
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.interpret.circuits import HeadCircuits
 from polyhead.interpret.contributions import Contributions
@@ -112,6 +113,9 @@ def test_what_has_no_such_circuits_is_refused(model: ph.Transformer, ids: Tensor
         HeadCircuits(encoder(), 0).copying()
     with pytest.raises(UnsupportedError, match="post-norm"):
         Contributions(encoder(), ids)
+    layers = tuple(replace(layer, norm_gate=NormGateConfig(2)) for layer in model.config.layers)
+    with pytest.raises(UnsupportedError, match=r"the same for every token: got norm_gate=NormGate"):
+        HeadCircuits(ph.Transformer(replace(model.config, layers=layers)), 0)
     with pytest.raises(InputError, match="Linear holds no"):
         HeadCircuits(nn.Linear(2, 2), 0)
 

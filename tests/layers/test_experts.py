@@ -43,6 +43,16 @@ CASES: dict[str, tuple[str, str, dict[str, Any], MixtureConfig]] = {
             normalize=True, scale=2.5, groups=2, groups_per_token=1, group_score="best two",
         ),
     ),
+    "axk2": (
+        "axk2",
+        "AXK2MoE",
+        {"n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        MixtureConfig(
+            EXPERT, 8, 3, FeedForwardConfig(32), scoring="sigmoid", choice_bias=True,
+            normalize=True, scale=2.5, groups=2, groups_per_token=1, group_score="best two",
+            closed_score=0.0,
+        ),
+    ),
     "kolibri1": (
         "kolibri1",
         "Kolibri1SparseMoeBlock",
@@ -68,11 +78,11 @@ def pair(case: str) -> tuple[Any, Experts]:
     name, kind, settings, config = CASES[case]
     models = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
     configs = importlib.import_module(f"transformers.models.{name}.configuration_{name}")
-    prefix = {"mixtral": "Mixtral", "kolibri1": "Kolibri1"}.get(name, kind[:10])
+    prefix = {"mixtral": "Mixtral", "kolibri1": "Kolibri1", "axk2": "AXK2"}.get(name, kind[:10])
     made = getattr(configs, f"{prefix}Config")(
         hidden_size=24,
         num_attention_heads=4, num_experts_per_tok=3,
-        **(_DEEPSEEK if name.startswith("deepseek") else {}),
+        **(_DEEPSEEK if name.startswith(("deepseek", "axk")) else {}),
         **settings,
     )  # fmt: skip
     made._experts_implementation = "eager"

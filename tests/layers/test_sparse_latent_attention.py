@@ -247,6 +247,27 @@ def test_what_does_not_go_is_refused_by_name():
         check_classes(model(), "context")
 
 
+@torch.no_grad()
+def test_queries_and_gates_may_read_their_latent_as_it_is_projected_too():
+    plain, x, causal = layer(), tokens(2, 17), ph.Causal()
+    config = dataclasses.replace(plain.config, query_gate=True)
+    mine = SparseLatentAttention.from_config(E, config).double().eval()
+    own = {"q_b_proj.weight": mine.q_b_proj.weight, "gate_proj.weight": mine.gate_proj.weight}
+    mine.load_state_dict(plain.state_dict() | own)
+    half = plain.q_b_proj.weight
+    mine.q_b_proj.weight.copy_(torch.cat((half, torch.zeros_like(half)), dim=1))
+    projected = mine.q_a_proj(x)
+    read = torch.cat((mine.q_a_norm(projected), projected), dim=-1)
+    gates = torch.sigmoid(read @ mine.gate_proj.weight.T).view(2, 17, 4, 6).transpose(1, 2)
+    with plain.register_head_edit(lambda heads: heads * gates):
+        torch.testing.assert_close(
+            mine(x, mask=causal), plain(x, mask=causal), atol=1e-6, rtol=1e-5
+        )
+    before = mine(x, mask=causal)
+    mine.q_b_proj.weight[:, 24:].normal_()
+    assert not torch.allclose(mine(x, mask=causal), before)
+
+
 def selections(mine: Transformer, ids: Tensor) -> list[Tensor]:
     """The blocks of the mask of every layer's call."""
     found: list[Tensor] = []
@@ -324,6 +345,8 @@ def test_gates_sinks_and_features_that_rotate_last():
     gates = torch.sigmoid(x @ mine.gate_proj.weight.T).view(2, 17, 4, 6).transpose(1, 2)
     with mine.register_head_edit(lambda heads: heads / gates):
         torch.testing.assert_close(mine(x, mask=causal), 2 * halved)
+    with pytest.raises(ConfigError, match="one gate: got gated=True and query_gate=True"):
+        dataclasses.replace(config, query_gate=True)
     last = dataclasses.replace(INDEXER, rotates="last")
     config = dataclasses.replace(plain.config, indexer=last)
     turned = SparseLatentAttention.from_config(E, config).double().eval()

@@ -11,7 +11,7 @@ from torch import nn
 
 from polyhead import Causal, DenseCache, KeyLengths, Transformer, TransformerConfig
 from polyhead.config import AdapterConfig
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers import (
     AttentionConfig,
     FeedForwardConfig,
@@ -20,10 +20,12 @@ from polyhead.layers import (
     LayerConfig,
     MixtureConfig,
     NormConfig,
+    NormGateConfig,
     RoPE,
     TransformerLayer,
 )
 from polyhead.layers.handed import SHORTCUT, Handed
+from polyhead.parallel.classes import check_classes
 
 PARTS = {
     "self_attn": "attention",
@@ -350,6 +352,51 @@ def test_an_adapter_changes_the_sum_behind_the_network(placement, norm, keeps_no
     assert not layer.config.only_adds
     with pytest.raises(ConfigError, match="an adapter is behind a feed_forward network with a"):
         LayerConfig(heads, network, norm_placement="after", adapter=adapter)
+
+
+@pytest.mark.parametrize("placement", ["pre", "sandwich"])
+@pytest.mark.parametrize("both", [True, False])
+def test_what_norms_before_the_parts_give_may_be_gated(placement, both):
+    torch.manual_seed(0)
+    heads, network = AttentionConfig(4, 2, 8), FeedForwardConfig(24)
+    plain = LayerConfig(heads, network, norm_placement=placement)
+    gate = NormGateConfig(6, feed_forward=both)
+    layer = TransformerLayer.from_config(32, replace(plain, norm_gate=gate)).eval()
+    bare, x = TransformerLayer.from_config(32, plain).eval(), torch.randn(1, 5, 32)
+    assert bare.load_state_dict(layer.state_dict(), strict=False).missing_keys == []
+
+    def gated(module, _, y):
+        own = layer.attention_norm_gate if module is bare.attention_norm else None
+        own = layer.feed_forward_norm_gate if own is None and both else own
+        if own is None:
+            return y
+        low = torch.nn.functional.silu(y @ own.down_proj.weight.T)
+        return y * torch.sigmoid(low @ own.up_proj.weight.T)
+
+    bare.attention_norm.register_forward_hook(gated)
+    bare.feed_forward_norm.register_forward_hook(gated)
+    with torch.no_grad():
+        want = bare(x, mask=Causal())
+        torch.testing.assert_close(layer(x, mask=Causal()), want)
+        cache = DenseCache()
+        steps = [layer(part, mask=Causal(), cache=cache) for part in x.split([3, 1, 1], dim=1)]
+        torch.testing.assert_close(torch.cat(steps, dim=1), want)
+    assert "NormGate" in str(layer)
+    with pytest.raises(UnsupportedError, match="NormGate"):
+        check_classes(layer, "context")
+    counted = sum(group.count for group in layer.config.parameter_groups(32))
+    assert counted == sum(each.numel() for each in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    "around", [{"norm_placement": "post"}, {"parallel": "two norms"}, {"attention_norm": False}]
+)
+def test_gates_of_norms_need_norms_before_the_parts(around):
+    heads, network = AttentionConfig(4, 2, 8), FeedForwardConfig(24)
+    with pytest.raises(ConfigError, match="norm_gate needs norms before attention and"):
+        LayerConfig(heads, network, norm_gate=NormGateConfig(6), **around)
+    with pytest.raises(ConfigError, match="norm_gate rank must be a whole number"):
+        NormGateConfig(0)
 
 
 def _holding(given: torch.Tensor) -> Handed:

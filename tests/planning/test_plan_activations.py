@@ -52,6 +52,7 @@ from polyhead.layers import (
     MixtureConfig,
     NativeSparseAttentionConfig,
     NormConfig,
+    NormGateConfig,
     QKNormConfig,
     RgLruConfig,
     RopeConfig,
@@ -276,6 +277,10 @@ LAYERS = {
         tokens=LONG,
         tiles=TILES,
     ),
+    "chosen latents with gates of queries": Case(
+        LayerConfig(replace(SPARSE, query_gate=True), NARROW), share=0.6, tokens=LONG, tiles=TILES
+    ),
+    "gates of norms": Case(LayerConfig(heads(), NARROW, norm_gate=NormGateConfig(16)), share=0.6),
     "a sparse network": Case(
         LayerConfig(heads(), FeedForwardConfig(1024, sparsity=0.9)), share=0.6
     ),

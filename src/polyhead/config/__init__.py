@@ -55,6 +55,7 @@ from polyhead.config.memories import Memory, OfLayer, PerToken, Pooled, Recent, 
 from polyhead.config.mixture import MixtureConfig
 from polyhead.config.native_sparse import NativeSparseAttentionConfig
 from polyhead.config.norm import NormConfig
+from polyhead.config.norm_gate import NormGateConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
 from polyhead.config.relative_attention import RelativeAttentionConfig
@@ -131,6 +132,7 @@ __all__ = [
     "NativeSparseAttentionConfig",
     "Network",
     "NormConfig",
+    "NormGateConfig",
     "OfLayer",
     "ParameterGroup",
     "PatchConfig",

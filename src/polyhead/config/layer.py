@@ -12,6 +12,7 @@ from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.layout import HeadLayout, Network
 from polyhead.config.norm import NormConfig
+from polyhead.config.norm_gate import NormGateConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerInputConfig
 from polyhead.config.streams import StreamsConfig
@@ -53,6 +54,7 @@ class LayerConfig(Data):
             (shortcut-connected mixtures, Cai et al. 2024, arXiv 2404.05019; LongCat-Flash).
         joins_shortcut: Whether what the layer before gave by its ``shortcut`` is added at last.
         adapter: Of what the feed-forward network gave, after it joined the stream (X-MOD).
+        norm_gate: Of what the norms before the parts give (A.X K2).
     """
 
     attention: HeadLayout
@@ -75,6 +77,7 @@ class LayerConfig(Data):
     shortcut: Network | None = None
     joins_shortcut: bool = False
     adapter: AdapterConfig | None = None
+    norm_gate: NormGateConfig | None = None
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -117,6 +120,7 @@ class LayerConfig(Data):
         self._check_streams()
         self._check_shortcut(norms_input)
         self._check_adapter(norms_input)
+        self._check_norm_gate()
         if self.feed_forward_out_norm and (
             self.norm_placement != "pre" or self.parallel is not None
         ):
@@ -182,6 +186,19 @@ class LayerConfig(Data):
                 f"feed_forward={type(self.feed_forward).__name__}, norm_placement="
                 f"{self.norm_placement!r}, parallel={self.parallel!r}, "
                 f"streams={type(self.streams).__name__}"
+            )
+
+    def _check_norm_gate(self) -> None:
+        """Raises where gates of norms do not go with the other fields."""
+        if self.norm_gate is None:
+            return
+        before = self.norm_placement in ("pre", "sandwich") and self.parallel is None
+        if not before or not all(map(self.has_norm, self.norm_gate.parts)):
+            raise ConfigError(
+                "norm_gate needs norms before attention and, with feed_forward=True, the network, "
+                f"one part after the other: got norm_placement={self.norm_placement!r}, parallel="
+                f"{self.parallel!r}, attention_norm={self.attention_norm}, "
+                f"feed_forward={type(self.feed_forward).__name__}"
             )
 
     def has_norm(self, part: str) -> bool:
@@ -281,6 +298,8 @@ class LayerConfig(Data):
         if self.convolution is not None:
             yield from self.convolution.parameter_groups(embed_dim)
             yield ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
+        if self.norm_gate is not None:
+            yield from self.norm_gate.parameter_groups(embed_dim)
         if self.adapter is not None:
             yield from self.adapter.parameter_groups(embed_dim, self.norm)
         if self.streams is not None:

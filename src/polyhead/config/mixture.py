@@ -46,6 +46,8 @@ class MixtureConfig(Network, kind="mixture"):
         groups: Experts are in so many groups, and
         groups_per_token: a token chooses within so many of them.
         group_score: What makes a group good: its best expert, or its best two together.
+        closed_score: What experts outside those groups count as in the choice; None: they are never
+            chosen. (0, which is above what a bias makes negative: A.X K2)
 
     Raises:
         ConfigError: Numbers that do not go together.
@@ -70,6 +72,7 @@ class MixtureConfig(Network, kind="mixture"):
     shared_scale: float = 1.0
     choice_bias_of: Literal["scores", "logits"] = "scores"
     output_bias: bool = False
+    closed_score: float | None = None
 
     def __post_init__(self) -> None:
         known = ("softmax", "sigmoid", "sqrtsoftplus", "sparsemixer")

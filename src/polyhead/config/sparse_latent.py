@@ -89,9 +89,12 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         gate_per: Whether a gate is of each ``"feature"`` of a head, or of each ``"head"``
             (dots3.note).
         sinks: Whether a learned number of each head joins the softmax's denominator (HY 4).
+        query_gate: Whether queries are made from their latent both normed and as projected, and
+            beside them what heads' outputs are multiplied by the sigmoid of (A.X K2).
 
     Raises:
-        ConfigError: No ``q_lora_rank``, or fewer features in the indexer than are rotated.
+        ConfigError: No ``q_lora_rank``, fewer features in the indexer than are rotated, or two
+            gates.
     """
 
     indexer: IndexerConfig = field(default_factory=IndexerConfig)
@@ -99,6 +102,7 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
     gated: bool = False
     sinks: bool = False
     gate_per: Literal["feature", "head"] = "feature"
+    query_gate: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,6 +114,8 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
                 "q_lora_rank must be a whole number: the indexer makes its queries from that "
                 "latent: got None"
             )
+        if self.gated and self.query_gate:
+            raise ConfigError("heads have one gate: got gated=True and query_gate=True")
         if self.rope is not None and self.indexer.head_dim < self.qk_rope_head_dim:
             raise ConfigError(
                 f"the indexer's head_dim must be at least qk_rope_head_dim={self.qk_rope_head_dim}"
@@ -119,6 +125,11 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
             raise ConfigError(
                 f"an indexer with pools has no positions: got rope with pool={self.indexer.pool}"
             )
+
+    @property
+    def query_features(self) -> int:
+        """Features that queries, and their gates, are made from."""
+        return (self.q_lora_rank or 0) * (1 + self.query_gate)
 
     @property
     def layout(self) -> str:
@@ -155,6 +166,9 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         yield from super().parameter_groups(embed_dim)
         if self.gated:
             yield ParameterGroup("attention", self.num_heads, self.gate_dim * embed_dim)
+        if self.query_gate:
+            more = self.qk_head_dim + 2 * self.gate_dim  # the others are the plain layer's
+            yield ParameterGroup("attention", self.num_heads, more * (self.q_lora_rank or 0))
         if self.sinks:
             yield ParameterGroup("attention", self.num_heads, 1, multiplied=False)
         if self.selection_of is not None:
@@ -185,7 +199,10 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         made = 2 * index.num_heads * index.head_dim + 4 * index.head_dim + index.num_heads
         if index.pool is not None:  # tokens by pools, and their weights, in float32
             made += (16 if half else 8) * index.head_dim
-        gate = 2 * shared(self.num_heads, ranks) * self.v_head_dim * self.gated
+        values = shared(self.num_heads, ranks) * self.v_head_dim
+        gate = 2 * values * self.gated
+        if self.query_gate:  # in float32, and so what it multiplies
+            gate = self.query_features + (6 if half else 2) * values
         # Beside q and latents the indexer's queries, then the numbers of the chosen keys, which
         # have 64 bits, twice while they are sorted.
         return dense + gate + max(made, 4 * min(index.top_k, tokens))

@@ -99,7 +99,7 @@ V32_DEFAULTS: Mapping[str, Any] = {
 }
 
 # Keys about training and about experts on a cluster.
-_HARMLESS = frozenset(("aux_loss_alpha", "ep_size", "router_aux_loss_coef", "seq_aux"))
+HARMLESS = frozenset(("aux_loss_alpha", "ep_size", "router_aux_loss_coef", "seq_aux"))
 INDEXER = under(
     "layers.{i}.self_attn.indexer.",
     "layers.{i}.attention.indexer.",
@@ -427,7 +427,7 @@ FAMILIES = (
         tensors,
         defaults=V2_DEFAULTS,
         write=write,
-        harmless=_HARMLESS,
+        harmless=HARMLESS,
         gguf=replace(_GGUF, fits=lambda metadata: not _is_third(metadata)),
     ),
     Family(
@@ -437,7 +437,7 @@ FAMILIES = (
         tensors,
         defaults=V3_DEFAULTS,
         write=write,
-        harmless=_HARMLESS,
+        harmless=HARMLESS,
         gguf=replace(_GGUF, fits=_is_third),
     ),
     Family(
@@ -447,7 +447,7 @@ FAMILIES = (
         tensors,
         defaults=V32_DEFAULTS,
         write=write,
-        harmless=_HARMLESS | {"mlp_bias"},
+        harmless=HARMLESS | {"mlp_bias"},
     ),
     Family(
         "glm_moe_dsa",
@@ -467,7 +467,7 @@ FAMILIES = (
             "indexer_types": None,
         },
         write=write,
-        harmless=_HARMLESS | {"mlp_bias"},
+        harmless=HARMLESS | {"mlp_bias"},
     ),
     Family(
         "glm4_moe_lite",
@@ -490,7 +490,7 @@ FAMILIES = (
             "routed_scaling_factor": 1.8,
         },
         write=write,
-        harmless=_HARMLESS,
+        harmless=HARMLESS,
     ),
     Family(
         "axk1",
@@ -506,7 +506,7 @@ FAMILIES = (
             "eos_token_id": 163_691,
         },
         write=write,
-        harmless=_HARMLESS,
+        harmless=HARMLESS,
         observed=observed_choice,
     ),
     Family(
@@ -524,6 +524,6 @@ FAMILIES = (
             "eos_token_id": 128_001,
         },
         write=write_dense,
-        harmless=_HARMLESS | {"embedding_initializer_range", "mlp_bias"},
+        harmless=HARMLESS | {"embedding_initializer_range", "mlp_bias"},
     ),
 )

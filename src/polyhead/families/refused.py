@@ -24,7 +24,6 @@ REFUSED: Mapping[str, str] = {
     "routers read the layer before",
     "cpmant": "it puts learned prompts before a text, and tokens also see later ones, "
     "so logits change with how a text is cut",
-    "axk2": "its norms are gated by a network, and its gates are made of the queries' latents",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
     "nystromformer": "its weights are a product through means of runs of tokens, with an inverse "
     "found by iterations",

@@ -50,6 +50,11 @@ class HeadCircuits:
         module = projections_of(self._transformer, layer)
         H, G = module.num_heads, module.num_kv_heads
         block = layer_of(self._transformer, layer)
+        if block.config.norm_gate is not None:
+            raise UnsupportedError(
+                "circuits need factors that are the same for every token: got "
+                f"norm_gate={block.config.norm_gate}"
+            )
         norm = block.attention_norm if block.config.norm_placement in ("pre", "sandwich") else None
         gain = None if norm is None else norm_weight(norm)
         q, k, v = (

@@ -188,7 +188,8 @@ class Experts(Fixed):
             best = grouped.topk(2 if config.group_score == "best two" else 1, dim=-1).values
             kept = best.sum(dim=-1).topk(config.groups_per_token, dim=-1).indices
             open_ = torch.zeros_like(grouped[..., 0]).scatter(1, kept, 1.0)
-            choice = grouped.masked_fill(open_[..., None] == 0.0, -torch.inf).flatten(1)
+            closed = -torch.inf if config.closed_score is None else config.closed_score
+            choice = grouped.masked_fill(open_[..., None] == 0.0, closed).flatten(1)
         chosen = choice.topk(config.experts_per_token, dim=-1).indices
         return self._weights(scores, chosen), chosen
 
@@ -240,6 +241,7 @@ def native_routing(experts: Experts, x: Tensor) -> Routing | None:
     if (
         router is None
         or config.choice_bias_of != "scores"
+        or config.closed_score is not None
         or config.scoring not in SCORINGS
         or len(router.weight) != config.num_experts
         or (gate is not None and gate_weight is None)

@@ -26,7 +26,7 @@ class GatedLatentAttention(MultiHeadLatentAttention):
         super()._build(embed_dim, config, rope)
         self.gate_proj = nn.Linear(embed_dim, config.num_heads, bias=False)
 
-    def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
+    def _finished(self, x: Tensor, heads: Tensor, of_queries: Tensor) -> Tensor:
         gates = linear(x, self.gate_proj)
         wide = gates.to(torch.promote_types(gates.dtype, torch.float32))
         return heads * torch.sigmoid(wide).to(heads.dtype).mT[..., None]

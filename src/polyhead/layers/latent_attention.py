@@ -227,7 +227,7 @@ class MultiHeadLatentAttention(Hooked):
         )
         if way == "absorbed":
             heads = self._from_latent(heads)
-        heads = self._finished(x, heads)
+        heads = self._finished(x, heads, of_queries)
         return linear(self._edited(heads).transpose(1, 2).reshape(B, T, -1), self.o_proj)
 
     def explain(
@@ -260,9 +260,14 @@ class MultiHeadLatentAttention(Hooked):
         """``[H]`` what joins the softmax of each head, for layouts that have it."""
         return None
 
-    def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
+    def _finished(self, x: Tensor, heads: Tensor, of_queries: Tensor) -> Tensor:
         """What ``o_proj`` is given of the heads' outputs ``[B, H, T, V]``."""
         return heads
+
+    def _query_latent(self, projected: Tensor) -> Tensor:
+        """``[B, T, ..]`` what queries are made from, of their latent as it is projected."""
+        normed: Tensor = self.q_a_norm(projected)
+        return normed
 
     def _check_cache(self, cache: Any) -> None:
         """Raises TypeError unless ``cache`` holds what this layer remembers."""
@@ -296,11 +301,11 @@ class MultiHeadLatentAttention(Hooked):
         q, latent = fused.linears(x, first, self.kv_a_proj_with_mqa)
         of_queries = x
         if config.q_lora_rank is not None:
-            normed = self.q_a_norm(q)
-            q = linear(normed, self.q_b_proj)
+            read = self._query_latent(q)
+            q = linear(read, self.q_b_proj)
             if self._reads_query_latent:
-                of_queries = normed
-            del normed
+                of_queries = read
+            del read
         q = q.view(B, T, config.num_heads, N + P)
         n, p = q[..., :N], q[..., N:]
         latent = latent.view(B, T, 1, R + P)

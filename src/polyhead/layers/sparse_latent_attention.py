@@ -113,7 +113,8 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         indexer: A ``LightningIndexer``, a ``PooledIndexer`` where its configuration has pools, or
             None where the layer reads the selection of an earlier one.
         top_k: Keys that a query chooses.
-        gate_proj: ``[H · V, E]`` or ``[H, E]``, where the configuration says so.
+        gate_proj: ``[H · V, E]`` or ``[H, E]``, or of ``q_b_proj``'s features, where the
+            configuration says so.
         sinks: ``[H]``, or None.
 
     Raises:
@@ -160,8 +161,12 @@ class SparseLatentAttention(MultiHeadLatentAttention):
             raise ConfigError(f"config must be a SparseLatentAttentionConfig: got {config}")
         super()._build(embed_dim, config, rope)
         self.top_k = config.indexer.top_k
-        if config.gated:
-            self.gate_proj = nn.Linear(embed_dim, config.num_heads * config.gate_dim, bias=False)
+        H, read = config.num_heads, config.query_features
+        if config.query_gate:
+            self.q_b_proj = nn.Linear(read, H * config.qk_head_dim, bias=False)
+        if config.gated or config.query_gate:
+            into = read if config.query_gate else embed_dim
+            self.gate_proj = nn.Linear(into, H * config.gate_dim, bias=False)
         self.register_parameter(
             "sinks", nn.Parameter(torch.zeros(config.num_heads)) if config.sinks else None
         )
@@ -182,11 +187,18 @@ class SparseLatentAttention(MultiHeadLatentAttention):
     def _sinks(self) -> Tensor | None:
         return self.sinks
 
-    def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
-        if not self.config.gated:
+    def _finished(self, x: Tensor, heads: Tensor, of_queries: Tensor) -> Tensor:
+        if not (self.config.gated or self.config.query_gate):
             return heads
-        gate = torch.sigmoid(linear(x, self.gate_proj))
-        return heads * gate.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        gate = linear(of_queries if self.config.query_gate else x, self.gate_proj)
+        if self.config.query_gate:  # in float32, as transformers' layer does
+            gate = gate.to(torch.promote_types(gate.dtype, torch.float32))
+        gate = torch.sigmoid(gate).view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)
+        return (heads * gate).to(heads.dtype)
+
+    def _query_latent(self, projected: Tensor) -> Tensor:
+        normed = super()._query_latent(projected)
+        return torch.cat((normed, projected), dim=-1) if self.config.query_gate else normed
 
     def _check_cache(self, cache: Any) -> None:
         if self.indexer is None:
@@ -214,7 +226,8 @@ class SparseLatentAttention(MultiHeadLatentAttention):
         if isinstance(self.indexer, PooledIndexer):
             return self._pooled(self.indexer, x, latent, of_queries, mask, positions, cache, handed)
         with torch.no_grad():
-            q, weights, k = self.indexer(x.detach(), of_queries.detach(), self.rope, at)
+            normed = of_queries[..., : self.config.q_lora_rank].detach()
+            q, weights, k = self.indexer(x.detach(), normed, self.rope, at)
         values = latent[..., : self.config.kv_lora_rank]
         if cache is None:
             source: KeyValueSource = DenseSource(latent, values, positions)

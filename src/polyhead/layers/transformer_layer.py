@@ -38,6 +38,7 @@ from polyhead.layers.fused import dropped
 from polyhead.layers.handed import SHORTCUT, Handed, given_by_shortcut
 from polyhead.layers.laurel import Laurel
 from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, LAYER_TYPES, NETWORK
+from polyhead.layers.norm_gate import NormGate
 from polyhead.layers.norms import build_norm
 from polyhead.layers.per_layer import PerLayerInput
 from polyhead.layers.positions import RoPE
@@ -196,6 +197,9 @@ class TransformerLayer(Fixed):
             for name, there in (("norm", before), ("out_norm", behind)):
                 norm = build_norm(embed_dim, config.norm) if there else None
                 self.add_module(f"{part}_{name}", norm)
+        if config.norm_gate is not None:
+            for part in config.norm_gate.parts:
+                self.add_module(f"{part}_norm_gate", NormGate(embed_dim, config.norm_gate))
 
     @property
     def takes_handed(self) -> bool:
@@ -371,7 +375,10 @@ class TransformerLayer(Fixed):
         if self._mixes_parts:
             x, kept = self._mixer(part).read(x)
         module = self._modules[f"{part}_norm"] if self._norms_in else None
-        return (x if module is None else module(x)), kept
+        x = x if module is None else module(x)
+        if self.config.norm_gate is not None and part in self.config.norm_gate.parts:
+            x = getattr(self, f"{part}_norm_gate")(x)
+        return x, kept
 
     def _mixer(self, part: str) -> StreamMixer:
         return cast(StreamMixer, self._modules[f"{part}_streams"])

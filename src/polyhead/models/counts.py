@@ -61,6 +61,8 @@ _BESIDE = {
     "attention_streams",
     "cross_attention_streams",
     "feed_forward_streams",
+    "attention_norm_gate",
+    "feed_forward_norm_gate",
 }
 """Parts of layers whose parameters count as those of networks."""
 

@@ -171,6 +171,29 @@ CASES = (
         ),
     ),
     Case(
+        "axk2",
+        {
+            **{key: _SIZES[key] for key in _SIZES if "group" not in key},
+            "n_shared_experts": 1,
+            "index_n_heads": 16,
+            "index_head_dim": 8,
+            "index_topk": 9,
+            "gated_norm_rank": 5,
+        },
+        axes=(
+            TIED,
+            ({}, {"attention_bias": True}, {"index_topk": 64}),
+            ({}, {"mlp_layer_types": ["sparse", "dense"]}, {"mlp_layer_types": ["sparse"] * 2}),
+            (
+                {},
+                {"norm_topk_prob": False},
+                {"n_group": 4, "topk_group": 2},
+                {"gated_norm_rank": 9},
+            ),
+            ({}, _YARN),
+        ),
+    ),
+    Case(
         "youtu",
         # transformers clears the row of a padding token whenever it loads.
         {key: value for key, value in _SIZES.items() if "lora" in key or "head" in key}

@@ -136,8 +136,8 @@ def read_mixture(
         choice_bias=method == "noaux_tc",
         normalize=normalize,
         scale=keys.number("routed_scaling_factor"),
-        groups=keys.whole("n_group") if grouped else 1,
-        groups_per_token=keys.whole("topk_group") if grouped else 1,
+        groups=keys.whole("n_group", 1) if grouped else 1,
+        groups_per_token=keys.whole("topk_group", 1) if grouped else 1,
         group_score="best two" if sigmoid else "best",
     )
 
