@@ -19,7 +19,8 @@ REFUSED: Mapping[str, str] = {
     "transfo-xl": "transformers no longer has its classes, so no result is known",
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
-    "doge": "its scores have a bias made of the values, whose largest alone are read",
+    "doge": "numbers made of values choose the keys of a head and join its scores; its experts' "
+    "router mixes tokens",
     "zaya": "its queries and keys are convolved, values have a half of the token before, and "
     "routers read the layer before",
     "cpmant": "it puts learned prompts before a text, and tokens also see later ones, "
