@@ -52,6 +52,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "gemma3n_text": {"num_kv_shared_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "mobilebert": {"embedding_size": 16},
+    "neomme": {"embedding_rank": 16, "head_dim": 16, "hidden_act": "relu2"},
     "mimo_v2_flash": {"num_key_value_heads": 2},
     "zamba": {
         "tie_word_embeddings": True,

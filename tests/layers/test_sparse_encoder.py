@@ -14,15 +14,18 @@ from polyhead.config import (
     BlockSumsAttentionConfig,
     BottleneckAttentionConfig,
     ConvolvedHeadsConfig,
+    ExclusiveAttentionConfig,
     FeedForwardConfig,
     GlobalBlocksAttentionConfig,
     GlobalPrefixAttentionConfig,
     GlobalWindowAttentionConfig,
     LayerConfig,
+    NormConfig,
     RelativeBiasConfig,
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.layers.record import AttentionRecord
 from polyhead.layers.registry import build_attention
 from polyhead.models import Transformer
 
@@ -38,9 +41,13 @@ LAYOUTS = {
         *SIZES, dim=10, networks=(FeedForwardConfig(12), FeedForwardConfig(7, gated=False))
     ),
     "convolved": ConvolvedHeadsConfig(4, 4, 6, width=5),
+    "exclusive": ExclusiveAttentionConfig(*SIZES, **WINDOW),
     "global blocks": GlobalBlocksAttentionConfig(*SIZES, block_size=3, first_again=2),
     "global prefix": GlobalPrefixAttentionConfig(*SIZES, chunk=8, stagger=4, prefix=3),
 }
+
+
+PADDED = ["global window", "block sums", "bottleneck", "convolved", "exclusive"]
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -65,7 +72,7 @@ def test_hooks_are_shown_one_softmax_over_all_parts(name: str) -> None:
     torch.testing.assert_close(record.lse[:, :, real], lse[:, :, real])
 
 
-@pytest.mark.parametrize("name", ["global window", "block sums", "bottleneck", "convolved"])
+@pytest.mark.parametrize("name", PADDED)
 def test_a_text_beside_padding_has_the_result_that_it_has_alone(name: str) -> None:
     torch.manual_seed(0)
     layer, x = build_attention(E, LAYOUTS[name]).eval(), torch.randn(2, T, E)
@@ -151,6 +158,70 @@ def test_what_convolved_heads_cannot_be_is_refused() -> None:
             replace(ConvolvedHeadsConfig(4, 4, 6), **wrong)
     with pytest.raises(ConfigError, match="go without sinks"):
         ConvolvedHeadsConfig(4, 4, 6, sinks=True)
+
+
+def test_exclusive_heads_have_nothing_along_their_own_values() -> None:
+    torch.manual_seed(0)
+    layer, x = build_attention(E, LAYOUTS["exclusive"]).eval(), torch.randn(2, T, E)
+    seen: list[AttentionRecord] = []
+    given: list[torch.Tensor] = []
+
+    def keep(heads: torch.Tensor) -> torch.Tensor:
+        given.append(heads)
+        return heads
+
+    layer.register_attention_hook(seen.append)
+    with torch.no_grad(), layer.register_head_edit(keep):
+        layer.gate_proj.weight.zero_()  # gates of a half
+        layer(x)
+        layer.exclusion.fill_(20.0)
+        layer(x)
+    torch.testing.assert_close(2 * given[0], seen[0].out)  # α is 0 at first
+    own = seen[1].v.repeat_interleave(2, dim=1)
+    along = (2 * given[1] * own).sum(dim=-1)
+    torch.testing.assert_close(along, torch.zeros_like(along), atol=1e-5, rtol=0.0)
+    rest = 2 * given[1] - seen[1].out
+    torch.testing.assert_close(
+        torch.linalg.vecdot(rest, own).abs(), rest.norm(dim=-1) * own.norm(dim=-1)
+    )
+
+
+def test_ids_add_to_values_from_a_table_that_layers_share() -> None:
+    torch.manual_seed(0)
+    norm = NormConfig(weight=False)
+    heads = ExclusiveAttentionConfig(*SIZES, value_vocab_size=9, mix_norm=norm)
+    second = replace(heads, value_table_of=0)
+    layers = tuple(
+        LayerConfig(each, FeedForwardConfig(16), norm, attention_norm=False)
+        for each in (heads, second)
+    )
+    config = TransformerConfig("encoder", 9, E, 64, layers, head=None)
+    assert TransformerConfig.from_json(config.to_json()) == config
+    model, ids, seen = Transformer(config).eval(), torch.tensor([[3, 8, 3]]), []
+    table = model.layers[0].attention.value_table
+    assert model.layers[1].attention.value_table is table
+    for layer in model.layers:
+        layer.attention.register_attention_hook(seen.append)
+    with torch.no_grad():
+        model.layers[1].attention.mix.copy_(torch.tensor([0.0, 1.0]))
+        model(ids)
+        added = table(ids).view(1, 3, 2, 6).transpose(1, 2)
+        x = model.embedding(ids)
+        # The stream is the embedding in the first layer; the second reads the embedding alone.
+        for layer, record in zip(model.layers, seen, strict=True):
+            n = layer.attention.mix_norm(x)
+            plain = layer.attention.v_proj(n).view(1, 3, 2, 6).transpose(1, 2)
+            torch.testing.assert_close(record.v, plain + added)
+    with pytest.raises(ValueError, match="reads the embedded of the embedding: call it within"):
+        model.layers[0](x)
+    with pytest.raises(ConfigError, match="value_table_of needs a value_vocab_size"):
+        replace(second, value_vocab_size=None)
+    with pytest.raises(ConfigError, match="a table of 9 rows for 2 kv heads"):
+        replace(
+            config, layers=(replace(layers[0], attention=replace(heads, v_head_dim=4)), layers[1])
+        )
+    with pytest.raises(ConfigError, match="exclusive heads go without sinks"):
+        replace(heads, sinks=True)
 
 
 def test_a_window_with_global_tokens_is_an_encoders() -> None:

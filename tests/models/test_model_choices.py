@@ -126,6 +126,29 @@ def test_an_embedding_of_another_size_and_its_head(of: str) -> None:
         replace(data, head_transforms=())
 
 
+def test_a_tied_transform_is_the_embeddings_projection_transposed() -> None:
+    tied = HeadTransformConfig(10, bias=False, tied=True)
+    projection = EmbeddingProjectionConfig(10, "tokens", bias=False)
+    embedding = EmbeddingConfig(projection=projection)
+    data = config("encoder", embedding=embedding, head="tied", head_transforms=(tied,))
+    made = copy.deepcopy(model(data))
+    part = made.embedding
+    wanted = made.hidden_states(ids()) @ part.projection.weight @ part.tokens.weight.T
+    torch.testing.assert_close(made(ids()), wanted)
+    assert not [name for name in made.state_dict() if name.startswith("head.")]
+    with pytest.raises(ConfigError, match="no bias, activation or norm: got bias=True"):
+        replace(tied, bias=True)
+    with pytest.raises(ConfigError, match="stands before logits"):
+        TaskHeadConfig("mean", transforms=(tied,))
+    for wrong in (
+        {"embedding": EmbeddingConfig()},
+        {"head_transforms": (tied, tied)},
+        {"head_transforms": (replace(tied, dim=9),), "head": "untied"},
+    ):
+        with pytest.raises(ConfigError, match="a tied head transform is the only one"):
+            replace(data, **wrong)
+
+
 @pytest.mark.parametrize("kind", ["t5", "mpnet"])
 def test_relative_bias_is_shared_by_the_layers(kind: str) -> None:
     """Against a bias tensor that transformers' own buckets make."""

@@ -31,6 +31,7 @@ from polyhead.layers import (
     CrossLayerAttentionConfig,
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
+    ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     Experts,
     FeedForwardConfig,
@@ -109,6 +110,7 @@ class Case(NamedTuple):
     tiles: int = 0
     second: LayerConfig | None = None
     vectors: PerLayerEmbeddingConfig | None = None
+    kind: Literal["decoder", "encoder"] = "decoder"
 
 
 LAYERS = {
@@ -243,6 +245,23 @@ LAYERS = {
         share=0.6,
         vectors=PerLayerEmbeddingConfig(500, 16),
     ),
+    "exclusive heads": Case(
+        LayerConfig(
+            ExclusiveAttentionConfig(
+                16,
+                2,
+                64,
+                rope=RopeConfig(),
+                qk_norm=QKNormConfig(),
+                mix_norm=NormConfig(),
+                value_vocab_size=500,
+            ),
+            NARROW,
+            attention_norm=False,
+        ),
+        share=0.7,
+        kind="encoder",
+    ),
     "a shortcut": Case(
         LayerConfig(heads(), GATED, shortcut=IdentityMixtureConfig(FeedForwardConfig(16), 4, 2)),
         second=LayerConfig(heads(), GATED, joins_shortcut=True),
@@ -331,7 +350,7 @@ def test_planned_activations_are_those_that_are_allocated(
         pytest.skip(f"no native code here: {native.unavailable()}")
     case = LAYERS[name]
     layers = (case.layer, case.second or case.layer)
-    config = TransformerConfig("decoder", 500, 256, 4096, layers, per_layer_embedding=case.vectors)
+    config = TransformerConfig(case.kind, 500, 256, 4096, layers, per_layer_embedding=case.vectors)
     torch.manual_seed(0)
     model = Transformer(config).eval().to(getattr(torch, dtype))
     for module in model.modules():

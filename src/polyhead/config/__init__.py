@@ -31,6 +31,7 @@ from polyhead.config.embedding import (
     SinusoidConfig,
     TokenDropoutConfig,
 )
+from polyhead.config.exclusive_attention import ExclusiveAttentionConfig
 from polyhead.config.expert_heads import ExpertHeadsAttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
@@ -101,6 +102,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",
+    "ExclusiveAttentionConfig",
     "ExpertHeadsAttentionConfig",
     "FeedForwardConfig",
     "FirstRowConfig",

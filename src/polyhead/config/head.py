@@ -25,14 +25,21 @@ class HeadTransformConfig(Data):
         activation: Activation behind the dense layer, or None.
         bias: Whether the projection has a bias.
         norm: Norm behind the activation, or None.
+        tied: W is the embedding's projection, transposed, and there is nothing else (NeoMME).
     """
 
     dim: int | None = None
     activation: Activation | None = None
     bias: bool = True
     norm: NormConfig | None = None
+    tied: bool = False
 
     def __post_init__(self) -> None:
+        if self.tied and (self.bias, self.activation, self.norm) != (False, None, None):
+            raise ConfigError(
+                "a tied head transform has no bias, activation or norm: got "
+                f"bias={self.bias}, activation={self.activation!r}, norm={self.norm}"
+            )
         if self.dim is not None:
             check_whole("head transform dim", self.dim)
         check_choice("head transform activation", self.activation, (None, *ACTIVATIONS))
@@ -42,7 +49,8 @@ class HeadTransformConfig(Data):
     def parameter_groups(self, features: int) -> Iterator[ParameterGroup]:
         """All parameters, for states of so many features."""
         dim = features if self.dim is None else self.dim
-        yield ParameterGroup("head", 1, dim * features, multiplied=False)
+        if not self.tied:
+            yield ParameterGroup("head", 1, dim * features, multiplied=False)
         if self.bias:
             yield ParameterGroup("head", 1, dim, multiplied=False)
         if self.norm is not None:
@@ -101,6 +109,8 @@ class TaskHeadConfig(Data):
             raise ConfigError(
                 f"labels must name num_labels={self.num_labels} classes: got {len(self.labels)}"
             )
+        if any(each.tied for each in self.transforms):
+            raise ConfigError("a tied head transform stands before logits: got a task")
         if self.late and self.pooling is None:
             raise ConfigError("late pooling needs a pooling: got None")
         if self.spans and (self.pooling is not None or self.num_labels != 2):

@@ -100,6 +100,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "cross_layer": "polyhead.config.cross_layer",
         "rg_lru": "polyhead.config.rg_lru",
         "hybrid_heads": "polyhead.config.hybrid_heads",
+        "exclusive": "polyhead.config.exclusive_attention",
         "expert_heads": "polyhead.config.expert_heads",
         "gated_latent": "polyhead.config.gated_latent",
         "global_window": "polyhead.config.global_window",

@@ -19,7 +19,7 @@ from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig, last_dim
 from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
-from polyhead.config.layout import EMBEDDED, EMBEDDING, GLOBAL_TOKENS, SEGMENTS
+from polyhead.config.layout import EMBEDDED, EMBEDDING, GLOBAL_TOKENS, SEGMENTS, TOKENS
 from polyhead.config.norm import NormConfig
 from polyhead.config.per_layer import PerLayerEmbeddingConfig
 from polyhead.config.streams import StreamsConfig
@@ -246,6 +246,12 @@ class TransformerConfig(Data):
         """Whether layers read what the embedding gives, beside the stream."""
         return any(EMBEDDED in layer.attention.reads for layer in self.layers)
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether layers read the ids of the call."""
+        read = (layer.reads_tokens or TOKENS in layer.attention.reads for layer in self.layers)
+        return any(read)
+
     def _check_head(self) -> None:
         if self.task is not None and self.head is not None:
             raise ConfigError(f"a task head needs head=None: got head={self.head!r}")
@@ -261,6 +267,13 @@ class TransformerConfig(Data):
         size = last_dim(self.embed_dim, self.head_transforms)
         projection = self.embedding.projection
         table = self.embed_dim if projection is None else projection.dim
+        if any(each.tied for each in self.head_transforms):
+            first, made = self.head_transforms[0], self.embedding.projected_dim
+            if len(self.head_transforms) > 1 or not made or first.dim != made:
+                raise ConfigError(
+                    f"a tied head transform is the only one, of the {made} features that the "
+                    f"embedding projects: got {list(self.head_transforms)}"
+                )
         if self.head == "tied" and size - self.head_beside != table:
             raise ConfigError(
                 f"a tied head needs hidden states of the embedding's size {table}: got {size}; "
@@ -324,11 +337,15 @@ def _check_streams(config: TransformerConfig) -> None:
         raise ConfigError("encoder_layers have one residual stream: got streams")
 
 
+_OF_CALL = (DISTANCES, EMBEDDED, GLOBAL_TOKENS, SEGMENTS, TOKENS)
+"""What the call and the embedding hand on."""
+
+
 def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
     """Raises unless what every layer reads is handed on by an earlier one."""
     for i, layer in enumerate(layers):
         for what, source in layer.attention.reads.items():
-            if source == EMBEDDING and what in (EMBEDDED, GLOBAL_TOKENS, DISTANCES, SEGMENTS):
+            if source == EMBEDDING and what in _OF_CALL:
                 continue
             if not 0 <= source < i or what not in layers[source].attention.hands_on:
                 raise ConfigError(

@@ -33,8 +33,6 @@ REFUSED: Mapping[str, str] = {
     "funnel": "its blocks pool tokens, so layers differ in length, and the last ones read states "
     "spread back over the tokens",
     "perceiver": "its layers are over learned latents, which attend to the text once",
-    "neomme": "attention takes out of each result its part along the token's own value, and adds "
-    "vectors of the ids to values",
     "modernvbert": _PICTURES,
     "ultravbert": _PICTURES,
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",

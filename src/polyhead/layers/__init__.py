@@ -16,6 +16,7 @@ from polyhead.config import (
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
     DisentangledAttentionConfig,
+    ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     FeedForwardConfig,
     GatedAttentionConfig,
@@ -63,6 +64,7 @@ from polyhead.layers.cycles import Cycles
 from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.disentangled_attention import DisentangledAttention
+from polyhead.layers.exclusive_attention import ExclusiveAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
@@ -117,6 +119,8 @@ __all__ = [
     "DifferentialAttentionConfig",
     "DisentangledAttention",
     "DisentangledAttentionConfig",
+    "ExclusiveAttention",
+    "ExclusiveAttentionConfig",
     "ExpertHeadsAttention",
     "ExpertHeadsAttentionConfig",
     "Experts",

@@ -17,6 +17,7 @@ from polyhead.layers.feed_forward import activate
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.norms import build_norm
 from polyhead.layers.quantized import QuantizedMatrix
+from polyhead.models.embedding import Embedding
 from polyhead.semantics import KeyLengths, Mask
 
 
@@ -45,6 +46,23 @@ class HeadTransform(Fixed):
         return x if self.norm is None else self.norm(x)
 
 
+class TiedTransform(Fixed):
+    """The transpose of an embedding's projection.
+
+    Args:
+        embedding: Whose projection it is; a state dict holds it there alone.
+    """
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__()
+        self.__dict__["embedding"] = embedding  # not a submodule: it belongs to the model
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[..., E]`` to ``[..., dim]``."""
+        projected: Tensor = x @ self.__dict__["embedding"].projection.weight
+        return projected
+
+
 def _transforms(embed_dim: int, configs: Sequence[HeadTransformConfig]) -> nn.ModuleList:
     sizes = [last_dim(embed_dim, configs[:i]) for i in range(len(configs))]
     return nn.ModuleList(map(HeadTransform, sizes, configs))
@@ -66,14 +84,23 @@ class Head(nn.Module):
             as many fewer.
         bias: ``[W]`` or None.
         transforms: Before the logits.
+
+    Args:
+        config: Configuration of the model.
+        embedding: Of the model, for a tied transform.
     """
 
     weight: nn.Parameter | QuantizedMatrix | None
     beside: nn.Parameter | None
 
-    def __init__(self, config: TransformerConfig) -> None:
+    def __init__(self, config: TransformerConfig, embedding: Embedding) -> None:
         super().__init__()
-        self.transforms = _transforms(config.embed_dim, config.head_transforms)
+        tied = any(each.tied for each in config.head_transforms)
+        self.transforms = (
+            nn.ModuleList([TiedTransform(embedding)])
+            if tied
+            else _transforms(config.embed_dim, config.head_transforms)
+        )
         size, beside = last_dim(config.embed_dim, config.head_transforms), config.head_beside
         shape = (config.vocab_size, size - beside)
         self.weight = None if config.head == "tied" else nn.Parameter(torch.empty(shape))

@@ -124,7 +124,7 @@ class Transformer(Fixed):
             if norm is not None and config.encoder_layers
             else None
         )
-        self.head = None if config.head is None else Head(config)
+        self.head = None if config.head is None else Head(config, self.embedding)
         task = config.task
         self.task = None if task is None else TaskHead(E, task, config.eos_token_ids)
         self._causal = Causal()
@@ -313,7 +313,7 @@ class Transformer(Fixed):
             values[EMBEDDING, "per_layer_input"] = self.per_layer_embedding(ids, x)
         if self.config.reads_embedded:
             values[EMBEDDING, EMBEDDED] = x
-        if any(layer.reads_tokens for layer in self.config.layers):
+        if self.config.reads_tokens:
             values[EMBEDDING, TOKENS] = ids
         if rows is not None:
             values = {key: rows.padded(each) for key, each in values.items()}

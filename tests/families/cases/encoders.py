@@ -351,6 +351,39 @@ CASES = (
         ),
     ),
     Case(
+        "neomme",
+        {"head_dim": 16, "num_hidden_layers": 6, "embedding_rank": 12, "sliding_window": 5},
+        auto="AutoModel",
+        axes=(
+            heads("MaskedLM"),
+            TIED,
+            ({}, {"num_key_value_heads": 4}, {"embedding_rank": 32}),
+            ({}, {"attention_bias": True}, {"mlp_bias": True}, {"residual_multiplier": 0.7}),
+            (
+                {},
+                {"num_hidden_layers": 7},
+                {"num_hidden_layers": 2, "layer_types": ["full_attention"] * 2},
+                {
+                    "num_hidden_layers": 3,
+                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                    "per_layer_config": {
+                        "0": {"sliding_window": 7},
+                        "1": {"sliding_window": None},
+                    },
+                },
+            ),
+            (
+                {},
+                {
+                    "rope_parameters": {
+                        "full_attention": {"rope_type": "linear", "factor": 4.0},
+                        "sliding_attention": {"rope_theta": 500.0, "partial_rotary_factor": 0.5},
+                    }
+                },
+            ),
+        ),
+    ),
+    Case(
         "nomic_bert",
         _MHA,
         auto="AutoModel",
