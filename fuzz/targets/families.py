@@ -49,6 +49,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "deepseek_v4": {"num_key_value_heads": 1, "o_groups": 2},
     "esm": {"pad_token_id": 1},
     "squeezebert": {"embedding_size": 32},
+    "funnel": {"block_sizes": [1, 1], "d_head": 8},
     "gemma3n_text": {"num_kv_shared_layers": 1},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "mobilebert": {"embedding_size": 16},

@@ -129,6 +129,7 @@ class Case:
         error: Standard deviations by which float32 results may differ: more than the usual where
             transformers' own are further from float64 than that.
         segments: Whether its layers score segments.
+        shortest: Tokens of the shortest text that is compared, where transformers fails on less.
         pads_left: Whether transformers' class wants padding before the text, not behind it.
         gradient_error: The same of a gradient, as a part of its largest number.
     """
@@ -151,6 +152,7 @@ class Case:
     gradient_error: float = 1e-4
     segments: bool = False
     pads_left: bool = False
+    shortest: int = 1
 
     def with_head(self, *options: Mapping[str, Any]) -> Case:
         """With the class of the options that name one."""
@@ -322,7 +324,7 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         with torch.no_grad():
             _close(ours.model(ids), _output(theirs(ids)))
         return
-    lengths = torch.tensor([case.tokens, case.tokens // 2, 5, 1] * 2)
+    lengths = torch.tensor([case.tokens, case.tokens // 2, 5, case.shortest] * 2)
     keep = torch.arange(case.tokens) < lengths[:, None]
     ids = ids.masked_fill(~keep, theirs.config.pad_token_id or 0)
     if ours.config.task is not None and ours.config.task.pooling == "end":

@@ -34,6 +34,7 @@ from polyhead.config.embedding import (
 from polyhead.config.exclusive_attention import ExclusiveAttentionConfig
 from polyhead.config.expert_heads import ExpertHeadsAttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
+from polyhead.config.funnel import FunnelAttentionConfig, FunnelConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
 from polyhead.config.gated_latent import GatedLatentAttentionConfig
@@ -107,6 +108,8 @@ __all__ = [
     "FeedForwardConfig",
     "FirstRowConfig",
     "Frontend",
+    "FunnelAttentionConfig",
+    "FunnelConfig",
     "GatedAttentionConfig",
     "GatedDeltaNetConfig",
     "GatedLatentAttentionConfig",

@@ -85,6 +85,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "heads": "polyhead.config.attention",
         "latent": "polyhead.config.latent",
         "sparse_latent": "polyhead.config.sparse_latent",
+        "funnel": "polyhead.config.funnel",
         "gated": "polyhead.config.gated_attention",
         "selective": "polyhead.config.selective_attention",
         "compressed": "polyhead.config.compressed",

@@ -16,6 +16,7 @@ from polyhead.config.data import Data, check_choice, check_positive, check_whole
 from polyhead.config.disentangled import DISTANCES, RelativeEmbeddingConfig
 from polyhead.config.embedding import EmbeddingConfig, SinusoidConfig
 from polyhead.config.feed_forward import FeedForwardConfig
+from polyhead.config.funnel import FunnelConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig, last_dim
 from polyhead.config.initial import InitialConfig
 from polyhead.config.layer import LayerConfig
@@ -87,6 +88,7 @@ class TransformerConfig(Data):
         task: Classes or pooled states in place of logits; only without ``head``.
         per_layer_embedding: Where layers read vectors of their own (``per_layer_input``).
         relative_embedding: Where the layers of an encoder score distances (``disentangled``).
+        funnel: Where an encoder's layers are blocks that read ever fewer tokens.
         initial: How new weights are drawn. Configurations that differ in nothing else are equal.
     """
 
@@ -113,6 +115,7 @@ class TransformerConfig(Data):
     logit_scale: float = 1.0
     per_layer_embedding: PerLayerEmbeddingConfig | None = None
     relative_embedding: RelativeEmbeddingConfig | None = None
+    funnel: FunnelConfig | None = None
     initial: InitialConfig = field(default=InitialConfig(), compare=False)
 
     def __post_init__(self) -> None:
@@ -139,6 +142,7 @@ class TransformerConfig(Data):
         _check_per_layer(self)
         _check_distances(self)
         _check_streams(self)
+        _check_funnel(self)
         own = self.encoder.embedding
         if (self.kind != "encoder" and self.embedding.reads_lengths) or (own and own.reads_lengths):
             raise ConfigError(
@@ -321,6 +325,19 @@ def _check_distances(config: TransformerConfig) -> None:
                 f"layers: layer {i} scores {scored} distances, which relative_embedding must "
                 f"have: got {known}"
             )
+
+
+def _check_funnel(config: TransformerConfig) -> None:
+    """Raises unless a funnel has layers of its kind, and no other model has."""
+    layers = (*config.layers, *config.encoder_layers)
+    count = sum(layer.attention.kind == "funnel" for layer in layers)
+    wanted = 0 if config.funnel is None else len(config.funnel.strides)
+    plain = config.funnel is None or (config.kind == "encoder" and config.streams is None)
+    if (count, len(layers) if wanted else 0) != (wanted, wanted) or not plain:
+        raise ConfigError(
+            f"a funnel's layers are those of an encoder with one residual stream, {wanted} with "
+            f"FunnelAttentionConfig: got {count} of {len(layers)} with kind={config.kind!r}"
+        )
 
 
 def _check_streams(config: TransformerConfig) -> None:

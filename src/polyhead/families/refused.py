@@ -30,8 +30,6 @@ REFUSED: Mapping[str, str] = {
     "found by iterations",
     "mra": "it attends to the blocks that a coarse score chooses, and approximates the others",
     "yoso": "it weighs keys by how likely hashes collide, not by softmax",
-    "funnel": "its blocks pool tokens, so layers differ in length, and the last ones read states "
-    "spread back over the tokens",
     "perceiver": "its layers are over learned latents, which attend to the text once",
     "modernvbert": _PICTURES,
     "ultravbert": _PICTURES,

@@ -19,6 +19,7 @@ from polyhead.config import (
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     FeedForwardConfig,
+    FunnelAttentionConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
     GatedLatentAttentionConfig,
@@ -68,6 +69,7 @@ from polyhead.layers.exclusive_attention import ExclusiveAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.funnel_attention import FunnelAttention
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
 from polyhead.layers.gated_latent_attention import GatedLatentAttention
@@ -126,6 +128,8 @@ __all__ = [
     "Experts",
     "FeedForward",
     "FeedForwardConfig",
+    "FunnelAttention",
+    "FunnelAttentionConfig",
     "GatedAttention",
     "GatedAttentionConfig",
     "GatedDeltaNet",

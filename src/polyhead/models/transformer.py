@@ -37,6 +37,7 @@ from polyhead.layers.quantized import QuantizedMatrix
 from polyhead.layers.streams import build_ends
 from polyhead.models.counts import ParameterCounts, count_parameters
 from polyhead.models.embedding import Embedding
+from polyhead.models.funnel import run_funnel
 from polyhead.models.heads import Head, TaskHead, lengths_of, transformed
 from polyhead.models.initial import draw_weights
 from polyhead.models.inputs import (
@@ -259,6 +260,19 @@ class Transformer(Fixed):
         handed = self._handed(ids, entered[0], rows, of_layers, scored)
         if self.streams is not None:
             entered = [self.streams.enter(entered.pop())]
+        if self.config.funnel is not None and handed is not None:
+            x = run_funnel(
+                self.config.funnel,
+                self.layers,
+                entered.pop(),
+                mask=mask,
+                positions=given,
+                handed=handed,
+                kernel=kernel,
+                recompute=self.recompute,
+            )
+            x = x if last is None else x[:, -last:]
+            return x if self.final_norm is None else self.final_norm(x)
         try:
             x = run_layers(
                 self.layers,

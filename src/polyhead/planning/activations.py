@@ -45,7 +45,7 @@ def activation_elements(
     stream = context if model.encoder_layers else 0  # the encoder's output waits for the decoder
     # What layers hand on stays to the end.
     stream += sum(layer.attention.handed_elements for layer in model.layers) // ranks
-    stream += E * model.reads_embedded
+    stream += E * (model.reads_embedded or model.funnel is not None)
     if model.per_layer_embedding is not None:
         # The vectors stay to the end; they are the sum of two of their size, one of them normed.
         own = len(model.layers) * model.per_layer_embedding.dim

@@ -122,6 +122,8 @@ def flops(
 ) -> Flops:
     """Operations of a pass over ``queries`` new tokens after ``cached`` ones.
 
+    A funnel's layer whose queries are of pairs counts as if all its keys had queries.
+
     Args:
         cached: Tokens of each sequence that the cache holds.
         context: Tokens of the encoder's output, in an encoder-decoder. The encoder itself is
@@ -129,8 +131,10 @@ def flops(
     """
     E, C, causal = model.embed_dim, encoder_dim(model), model.kind != "encoder"
     sums: Counter[str] = Counter()
-    for shape, times in Counter(model.layers).items():
-        _add_layer(sums, shape, E, times, queries, cached, batch_size, causal=causal)
+    strides = (1,) * len(model.layers) if model.funnel is None else model.funnel.strides
+    for (shape, stride), times in Counter(zip(model.layers, strides, strict=True)).items():
+        tokens = -(-queries // stride)
+        _add_layer(sums, shape, E, times, tokens, cached, batch_size, causal=causal)
         if shape.cross_attention is not None:
             _add_cross(
                 sums, shape.cross_attention, E, C, times, queries, cached, batch_size, context

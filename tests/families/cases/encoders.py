@@ -1,5 +1,6 @@
 from typing import Any
 
+import torch
 from gguf_files import GgufCase
 from harness import ENCODER_HEADS, LABELS, TIED, Case, heads, ropes
 
@@ -30,6 +31,11 @@ def _modern(config: Any) -> dict[str, Any]:
         "rope.freq_base": ropes["full_attention"]["rope_theta"],
         "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
     }
+
+
+def _without_padding(model: Any, options: Any) -> None:
+    """transformers sets the padding's vector to 0 whenever it loads a file."""
+    torch.nn.init.zeros_(model.get_input_embeddings().weight[0])
 
 
 CASES = (
@@ -523,6 +529,43 @@ CASES = (
         ),
         segments=True,
         pads_left=True,
+    ),
+    Case(
+        "funnel",
+        {
+            **_MHA,
+            "hidden_size": None,
+            "num_hidden_layers": None,
+            "num_attention_heads": None,
+            "intermediate_size": None,
+            "max_position_embeddings": None,
+            "d_model": 32,
+            "n_head": 4,
+            "d_head": 6,
+            "d_inner": 40,
+            "block_sizes": [1, 2, 1],
+            "num_decoder_layers": 1,
+        },
+        auto="FunnelModel",
+        axes=(
+            ENCODER_HEADS,
+            LABELS,
+            TIED,
+            ({}, {"pooling_type": "max"}, {"hidden_act": "relu"}),
+            ({}, {"attention_type": "factorized"}),
+            ({}, {"truncate_seq": False}, {"separate_cls": False}),
+            ({}, {"pool_q_only": False}),
+            (
+                {},
+                {"block_sizes": [1, 1], "num_decoder_layers": 0},
+                {"block_repeats": [1, 1, 1]},
+                {"block_sizes": [2, 1, 1]},
+            ),
+        ),
+        segments=True,
+        alone=True,
+        shortest=7,
+        alter=_without_padding,
     ),
     Case(
         "clip_text_model",
