@@ -23,8 +23,8 @@ REFUSED: Mapping[str, str] = {
     "router mixes tokens",
     "zaya": "its queries and keys are convolved, values have a half of the token before, and "
     "routers read the layer before",
-    "cpmant": "it puts learned prompts before a text, and tokens also see later ones, "
-    "so logits change with how a text is cut",
+    "cpmant": "every token sees its whole call, later tokens too, so a cache gives other logits "
+    "than one pass",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
     "nystromformer": "its weights are a product through means of runs of tokens, with an inverse "
     "found by iterations",
