@@ -166,3 +166,9 @@ def test_a_model_of_many_languages_is_built_for_one(tmp_path: Path) -> None:
     only = read_config(values | {"languages": ["de_DE"]}, tmp_path / "config.json")
     assert only.layers[0].adapter is not None
     assert only.layers[0].adapter.name == "de_DE"
+
+
+def test_attention_of_qwen3_5_without_a_gate_is_refused() -> None:
+    values = _tiny("qwen3_5_text")
+    with pytest.raises(ConfigError, match="attn_output_gate is False; supported is True"):
+        read_config(values | {"attn_output_gate": False}, "config.json")

@@ -21,7 +21,8 @@ from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, shortened
 from polyhead.families.common import config_json
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf, Settings, read_settings
+from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf_settings import Settings, read_settings
 from polyhead.families.common.tensors import Tensors
 from polyhead.families.common.wrappers import Text, text_of
 from polyhead.families.refused import REFUSED

@@ -28,12 +28,13 @@ from polyhead.config import (
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.mixtures import DRAFTS, STACKED_EXPERTS
+from polyhead.families.common.mixtures import DRAFTS, STACKED_EXPERTS, drafting
 from polyhead.families.common.plain import Plain
 from polyhead.families.common.reading import FULL, LINEAR, read_layer_types, read_network
 from polyhead.families.common.steps import At, Pieces, QKVOfStates, Shaped, Step
 from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
+from polyhead.families.qwen3_next_gguf import NEXT, THREE_FIVE, THREE_FIVE_MOE
 from polyhead.families.qwen_moe import (
     EXPERTS,
     HARMLESS,
@@ -68,6 +69,8 @@ _EXPERTS: Mapping[str, Any] = {
     "moe_intermediate_size": 512,
     "shared_expert_intermediate_size": 512,
 }
+# Published files name the dtype of states too, which here are float32 or that of weights if more.
+_UNUSED = frozenset(("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ def read(keys: Keys, *, dense: bool, sparse: bool) -> TransformerConfig:
     """
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"), weight_offset=1.0)
     keys.expect("hidden_act", "silu", "swish")  # it follows the convolution too
+    keys.expect("attn_output_gate", True)
     network = (
         read_network(keys) if dense else FeedForwardConfig(keys.whole("moe_intermediate_size"))
     )
@@ -245,7 +249,7 @@ def tensors(values: Mapping[str, Any], *, joined: bool) -> Tensors:
             rules += under(theirs, ours, names)
     return Tensors(
         (*AROUND_LAYERS, *NORMS, *rules, *NETWORK, *EXPERTS, *STACKED_EXPERTS, *SHARED),
-        dropped=FREQUENCIES | {r"mtp\..+": DRAFTS},
+        dropped=FREQUENCIES | {r"mtp\..+": DRAFTS} | drafting(values, "mtp_num_hidden_layers"),
     )
 
 
@@ -271,6 +275,7 @@ FAMILIES = (
         },
         write=write,
         harmless=HARMLESS,
+        gguf=NEXT,
     ),
     Family(
         "qwen3_5_text",
@@ -279,6 +284,8 @@ FAMILIES = (
         partial(tensors, joined=False),
         defaults={**_DEFAULTS, "num_key_value_heads": 4, "intermediate_size": 12_288},
         write=write,
+        harmless=_UNUSED,
+        gguf=THREE_FIVE,
     ),
     Family(
         "qwen3_5_moe_text",
@@ -292,6 +299,7 @@ FAMILIES = (
             "num_experts_per_tok": 8,
         },
         write=partial(write, mixed=False),
-        harmless=HARMLESS,
+        harmless=HARMLESS | _UNUSED,
+        gguf=THREE_FIVE_MOE,
     ),
 )

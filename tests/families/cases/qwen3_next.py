@@ -1,5 +1,14 @@
 from typing import Any
 
+from gguf_files import GgufCase
+from gguf_recurrent import (
+    delta_net,
+    drafting,
+    fused_experts,
+    joined_delta_net,
+    next_settings,
+    tiled_delta_net,
+)
 from harness import TIED, Case, rope
 
 _SIZES: dict[str, Any] = {
@@ -13,6 +22,13 @@ _SIZES: dict[str, Any] = {
     "max_position_embeddings": 128,
     "pad_token_id": None,
 }
+_PUBLISHED = {
+    "attn_output_gate": True,
+    "mamba_ssm_dtype": "float32",
+    "mtp_num_hidden_layers": 1,
+    "mtp_use_dedicated_embeddings": False,
+}
+"""Keys of published files that transformers does not read."""
 _EXPERTS = {
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 24,
@@ -29,6 +45,11 @@ _TOKENS = 80  # transformers takes states in chunks of 64
 # gradients of the two in float32 differ by up to 3.8e-4.
 _FAR: dict[str, Any] = {"tokens": _TOKENS, "error": 6e-4, "gradient_error": 6e-4}
 
+
+def _with_sections(config: Any) -> dict[str, Any]:
+    return {**next_settings(config), "rope.dimension_sections": [11, 11, 10, 0]}
+
+
 CASES = (
     Case(
         "qwen3_next",
@@ -40,19 +61,30 @@ CASES = (
             ({}, {"layer_types": None, "num_hidden_layers": 4, "full_attention_interval": 2}),
             ({}, rope("default", partial_rotary_factor=1.0)),
         ),
+        gguf=GgufCase("qwen3next", next_settings, delta_net),
+        more_gguf=(GgufCase("qwen3next", next_settings, joined_delta_net),),
         **_FAR,
     ),
     Case(
         "qwen3_5_text",
-        _SIZES,
+        _SIZES | _PUBLISHED,
         axes=(TIED, ({}, {"attention_bias": True}), ({}, _SECTIONS)),
         tokens=_TOKENS,
         error=1e-4,
+        gguf=GgufCase("qwen35", _with_sections, tiled_delta_net),
     ),
     Case(
         "qwen3_5_moe_text",
-        _SPARSE,
+        _SPARSE | _PUBLISHED,
         axes=(TIED, ({}, {"num_experts_per_tok": 1}), ({}, _SECTIONS)),
+        gguf=GgufCase("qwen35moe", _with_sections, tiled_delta_net),
+        more_gguf=(
+            GgufCase(
+                "qwen35moe",
+                lambda config: {**_with_sections(config), **drafting(config)},
+                fused_experts(tiled_delta_net),
+            ),
+        ),
         **_FAR,
     ),
 )

@@ -1,15 +1,16 @@
-"""GGUF files: their settings as config.json's keys, and their names of tensors.
+"""GGUF files: what a family states of their settings, and their names of tensors.
 
 Both are composed with what a family states for Hugging Face directories: settings become the
-family's own keys, which its own reader reads, and names come from the ``gguf`` package's map from
-Hugging Face's names. A family states what llama.cpp's converter changes beyond that.
+family's own keys, which its own reader reads (``gguf_settings.py``), and names come from the
+``gguf`` package's map from Hugging Face's names. A family states what llama.cpp's converter changes
+beyond that.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,12 +18,11 @@ from torch import Tensor
 
 from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError
-from polyhead.families.common.gguf_rope import read_scaling, rope_tensors
-from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import FULL, SLIDING
-from polyhead.families.common.steps import At, Each, PerExpert, Plus, RotaryPairs, Step
+from polyhead.families.common.steps import At, Each, PerExpert, Plus, RotaryPairs, Rows, Step
 from polyhead.families.common.tensors import Rule, Tensors
 
+_LAYER = re.compile(r"(?<=layers\.)\d+(?=\.)")
 SETTINGS: Mapping[str, str] = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -46,35 +46,25 @@ SETTINGS: Mapping[str, str] = {
 """Settings under the architecture's prefix, as shared keys of config.json."""
 WINDOWS = {"attention.sliding_window_pattern": ".windows"}
 """Settings of families where a file says of every layer whether it has a window."""
-# They change no number that the model computes.
-_HARMLESS = frozenset(
-    ("pooling_type", "rope.scaling.finetuned", "tensor_data_layout", "use_parallel_residual")
-)
-
-
-# Settings that may differ between layers.
-_BY_LAYER = frozenset(("attention.head_count", "attention.head_count_kv", "feed_forward_length"))
-# Lists that are taken as they are, and settings that are texts.
-_LISTS = frozenset((*WINDOWS, "activation_sparsity_scale"))
-_TEXTS = frozenset(("hidden_act",))
 SIGMOID: Mapping[str, int] = {"expert_gating_func": 2}
 """Of mixtures that score experts by a sigmoid each."""
-EXPERTS = tuple(
+_EXPERT = "layers.{i}.feed_forward.experts.{j}."
+EXPERTS = (
+    *(
+        Rule(f"blk.{{i}}.ffn_{name}_exps", f"{_EXPERT}{name}_proj", PerExpert())
+        for name in ("gate", "up", "down")
+    ),
     Rule(
-        f"blk.{{i}}.ffn_{name}_exps",
-        f"layers.{{i}}.feed_forward.experts.{{j}}.{name}_proj",
+        "blk.{i}.ffn_gate_up_exps",
+        (_EXPERT + "gate_proj", _EXPERT + "up_proj"),
         PerExpert(),
-    )
-    for name in ("gate", "up", "down")
+        Rows(),
+    ),
 )
 """Names of experts for families whose Hugging Face files fuse gate and up, or order them
-differently."""
+differently. Files of 2026 may fuse them too (``--fuse-gate-up-exps``)."""
 EXPERT_BY_EXPERT = tuple(
-    Rule(
-        f"blk.{{i}}.ffn_{name}.{{j}}",
-        f"layers.{{i}}.feed_forward.experts.{{j}}.{name}_proj",
-    )
-    for name in ("gate", "up", "down")
+    Rule(f"blk.{{i}}.ffn_{name}.{{j}}", f"{_EXPERT}{name}_proj") for name in ("gate", "up", "down")
 )
 """Names in files of 2023 and early 2024, whose experts are not stacked."""
 PAIRS: Mapping[str, tuple[Step | Each, ...]] = {
@@ -156,11 +146,13 @@ class Gguf:
             None: the setting changes nothing; with a dot before it, for ``values`` alone.
         constants: Settings that mean what the family computes anyway; they may be absent.
         steps: By a rule's name of the Hugging Face tensor, what takes the place of its steps,
-            because the converter has done them or does others.
+            because the converter has done them or does others; ``{i}`` stands for a number too.
         names: By the same, the GGUF name, where the package's map knows none.
-        rules: With GGUF names, where the converter cuts what Hugging Face's files fuse.
+        cuts: By the same, rules with GGUF names that come before it, where the converter cuts in
+            some layers what Hugging Face's files fuse; ``{i}`` is the number on both sides.
+        rules: With GGUF names, where it does that in all layers.
         joined: Tensors that come in parts.
-        norms: What the converter adds to the weights of norms.
+        norms: What the converter adds to the weights of norms, but for those in ``steps``.
         causal: Whether a query sees no key after it.
         values: From the keys so far, further ones that the format leaves to the reader;
             ``".tensors"`` is the file's tensors by name, which have a shape.
@@ -174,6 +166,7 @@ class Gguf:
     constants: Mapping[str, int] = field(default_factory=dict)
     steps: Mapping[str, tuple[Step | Each, ...]] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+    cuts: Mapping[str, tuple[Rule, ...]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
     joined: tuple[Joined, ...] = ()
     norms: float = 0.0
@@ -190,13 +183,17 @@ class Gguf:
         for rule in (*table.rules, *table.outside):
             if {name.removesuffix(".weight").removesuffix(".bias") for name in rule.ours} <= named:
                 continue
-            theirs = self.names.get(rule.theirs) or self._name(rule.theirs, table.prefix)
-            if theirs is None:
+            key, number = _by_letter(rule.theirs)
+            rules += [each.at(number) for each in self.cuts.get(key, ())]
+            theirs = self.names.get(key, "").replace("{i}", number)
+            theirs = theirs or self._name(rule.theirs, table.prefix) or ""
+            if not theirs:
                 continue
-            steps: Sequence[Step | Each] = self.steps.get(rule.theirs, rule.steps)
+            steps: Sequence[Step | Each] = self.steps.get(key, rule.steps)
             if "{j}" in rule.theirs and not rule.stacks:
                 steps = (PerExpert(), *steps)
-            if self.norms and all(name.endswith("norm") for name in rule.ours):
+            is_norm = all(name.endswith("norm") for name in rule.ours)
+            if self.norms and is_norm and key not in self.steps:
                 steps = (*steps, _PlusToWeights(-self.norms))
             rules.append(rule.with_(theirs, *steps))
         dropped = {
@@ -225,8 +222,7 @@ class Gguf:
 
         arch = next(arch for arch, name in MODEL_ARCH_NAMES.items() if name == self.arch)
         names = get_tensor_name_map(arch, 1)
-        of_layer = re.search(r"(?<=layers\.)\d+(?=\.)", theirs)
-        number = of_layer[0] if of_layer else "{i}"
+        _, number = _by_letter(theirs)
         bare = theirs.replace(f"layers.{number}.", "layers.0.").replace(".{j}", "").format(i=0)
         for key in (prefix + bare, bare, "model." + bare):
             found = names.get_name(key, try_suffixes=(".weight", ".bias"))
@@ -239,144 +235,7 @@ def _joined(joined: Joined, parts: Sequence[str], tensor: Callable[[str], Tensor
     return joined.join([tensor(part) for part in parts])
 
 
-@dataclass(frozen=True)
-class Settings:
-    """A file's settings as config.json's keys.
-
-    Attributes:
-        values: By config.json's keys.
-        shown: What the file calls them, for messages.
-        hints: Those that follow from the file's tensors or tokenizer, which a family may not have.
-        by_layer: For values that differ from layer to layer, all of them.
-    """
-
-    values: Mapping[str, Any]
-    shown: Mapping[str, str]
-    hints: frozenset[str]
-    by_layer: Mapping[str, Sequence[Any]]
-
-    def read(self, read: Callable[[Mapping[str, Any]], TransformerConfig]) -> TransformerConfig:
-        """The configuration: a layer of it is that of a model whose layers are all alike."""
-        config = read(self.values)
-        if not self.by_layer:
-            return config
-        kinds = [
-            dict(zip(self.by_layer, each, strict=True))
-            for each in zip(*self.by_layer.values(), strict=True)
-        ]
-        layers = [read({**self.values, **kind}).layers[i] for i, kind in enumerate(kinds)]
-        return replace(config, layers=tuple(layers))
-
-
-def read_settings(
-    gguf: Gguf,
-    metadata: Mapping[str, Any],
-    tensors: Mapping[str, Any],
-    where: object,
-    numbers: Callable[[str], Sequence[float]],
-) -> Settings:
-    """A file's settings.
-
-    Args:
-        gguf: What the family states for GGUF.
-        metadata: Metadata of the file's header.
-        tensors: The file's tensors by name; only their shapes are looked at.
-        where: The file, for messages.
-        numbers: Reads one of ``rope_tensors``.
-
-    Raises:
-        ConfigError: A setting is missing, impossible or not understood, by name.
-    """
-    keys = Keys(metadata, where, prefix=f"{gguf.arch}.")
-    layers = keys.num_layers("block_count")
-    values: dict[str, Any] = {}
-    shown: dict[str, str] = {}
-    by_layer: dict[str, Sequence[Any]] = {}
-    for setting, key in {**SETTINGS, **gguf.settings}.items():
-        if not keys.has(setting):
-            continue
-        value = _single(keys, setting, layers)
-        if key is not None:
-            if isinstance(value, list) and setting in _BY_LAYER and not key.startswith("."):
-                by_layer[key], value = value, value[0]
-            values[key], shown[key] = value, f"{gguf.arch}.{setting}"
-    for setting, constant in gguf.constants.items():
-        keys.expect(setting, constant)
-    keys.expect("attention.causal", gguf.causal)
-    if not values.get("num_experts", True):  # 0 means none
-        del values["num_experts"]
-        values.pop("num_experts_per_tok", None)
-    for key in ("max_position_embeddings", "hidden_size", "num_attention_heads"):
-        if key not in values:
-            setting = next(name for name, known in SETTINGS.items() if known == key)
-            raise ConfigError(f"{where}: key {gguf.arch + '.' + setting!r} is missing")
-    head_dim = values.get("head_dim") or values["hidden_size"] // max(
-        1, values["num_attention_heads"]
-    )
-    if "attention.value_length" not in gguf.settings:
-        keys.expect("attention.value_length", head_dim, None)
-    if "rope.dimension_count" not in gguf.settings:
-        rotated = keys.whole("rope.dimension_count", head_dim)
-        if not 2 <= rotated <= head_dim or rotated % 2:
-            raise keys.refused("rope.dimension_count", rotated, f"an even number up to {head_dim}")
-        if rotated != head_dim:
-            values["partial_rotary_factor"] = rotated / head_dim
-            shown["partial_rotary_factor"] = f"{gguf.arch}.rope.dimension_count"
-    read_scaling(keys, values, rope_tensors(tensors), numbers)
-    if "rope_scaling" in values:
-        shown["rope_scaling"] = f"{gguf.arch}.rope.scaling"
-    hints = _hints(metadata, tensors, where)
-    keys.finish(_HARMLESS)
-    if by_layer:
-        hints["head_dim"] = head_dim
-    whole = {**hints, **values}
-    try:
-        stated = {**whole, **gguf.values({**whole, ".tensors": tensors})}
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from error
-    if stated.get("rope_scaling") is None:  # or it is said in another key
-        stated.pop("rope_scaling", None)
-    stated = {key: value for key, value in stated.items() if not key.startswith(".")}
-    return Settings(stated, shown, frozenset(hints), by_layer)
-
-
-def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object) -> dict[str, Any]:
-    special = Keys(metadata, where, prefix="tokenizer.ggml.")
-    biased = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
-    count = special.whole("token_type_count", None)
-    segments = {} if count is None else {"type_vocab_size": count}
-    return {
-        "vocab_size": len(special.texts("tokens", [])),
-        "attention_bias": any(name in tensors for name in biased),
-        "qk_layernorm": "blk.0.attn_q_norm.weight" in tensors,
-        "use_qk_norm": "blk.0.attn_q_norm.weight" in tensors,
-        "lm_head_bias": "output.bias" in tensors,
-        "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in tensors else 1,
-        "partial_rotary_factor": 1.0,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
-        "is_gated_act": "enc.blk.0.ffn_gate.weight" in tensors,
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "bos_token_id": special.whole("bos_token_id", None),
-        "eos_token_id": special.whole("eos_token_id", None),
-        "pad_token_id": special.whole("padding_token_id", None),
-        **segments,
-    }
-
-
-def _single(keys: Keys, setting: str, layers: int) -> Any:
-    """A setting that files give once for all layers, or as a list with one entry per layer."""
-    value = keys.take(setting)
-    if setting in _TEXTS:
-        return keys.text(setting)
-    for each in value if isinstance(value, list) else (value,):
-        # Families calculate with them before their readers see them.
-        flag = isinstance(each, bool) and setting in SETTINGS
-        if flag or not isinstance(each, int | float):
-            raise keys.refused(setting, value, "a number")
-    if not isinstance(value, list) or setting.startswith("rope.") or setting in _LISTS:
-        return value
-    same = len({*map(repr, value)}) == 1
-    if len(value) != layers or not (same or setting in _BY_LAYER):
-        alike = "" if setting in _BY_LAYER else " that are the same"
-        raise keys.refused(setting, value, f"one number, or {layers}{alike}")
-    return value[0] if same else value
+def _by_letter(name: str) -> tuple[str, str]:
+    """A rule's name with ``{i}`` for the layer's number, and the number, or ``{i}``."""
+    found = _LAYER.search(name)
+    return (name, "{i}") if found is None else (_LAYER.sub("{i}", name, count=1), found[0])

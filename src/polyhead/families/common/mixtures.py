@@ -182,9 +182,9 @@ def write_mixture(mixture: FeedForwardConfig | MixtureConfig) -> dict[str, Any]:
     }
 
 
-def drafting(values: Mapping[str, Any]) -> dict[str, str]:
-    """Layers of multi-token prediction, which follow the model's own."""
-    first, extra = values["num_hidden_layers"], values.get("num_nextn_predict_layers") or 0
+def drafting(values: Mapping[str, Any], key: str = "num_nextn_predict_layers") -> dict[str, str]:
+    """Layers of multi-token prediction, which follow the model's own; ``key`` says how many."""
+    first, extra = values["num_hidden_layers"], values.get(key) or 0
     numbers = "|".join(str(first + i) for i in range(extra))
     return {rf"layers\.({numbers})\..+": DRAFTS} if extra else {}
 

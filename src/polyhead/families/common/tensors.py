@@ -61,6 +61,11 @@ class Rule:
         """The same under another name of the file, with other steps."""
         return Rule(theirs, self.ours, *steps)
 
+    def at(self, number: str) -> Rule:
+        """The same of one layer."""
+        ours = [name.replace("{i}", number) for name in self.ours]
+        return Rule(self.theirs.replace("{i}", number), ours, *self.steps)
+
     def cuts(self, numbers: Mapping[str, str]) -> bool:
         """Whether one tensor of the file becomes one for each expert."""
         return "j" not in numbers and any("{j}" in name for name in self.ours)
