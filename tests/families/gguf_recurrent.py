@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from gguf_files import paired
 from torch import Tensor
 
 Made = Iterable[tuple[str, Tensor]]
@@ -110,3 +111,138 @@ def fused_experts(
             yield from change(name, tensor, config)
 
     return changed
+
+
+def alone(config: Any) -> Mapping[str, Any]:
+    """Of models whose layers are a mixer alone."""
+    return {
+        "context_length": 2**20,
+        "attention.head_count": 0,
+        "attention.key_length": None,
+        "attention.value_length": None,
+        "feed_forward_length": 0,
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+    }
+
+
+def mamba_settings(config: Any) -> Mapping[str, Any]:
+    """Of Mamba and Falcon-Mamba."""
+    return {
+        **alone(config),
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.inner_size": config.intermediate_size,
+        "ssm.state_size": config.state_size,
+        "ssm.time_step_rank": config.time_step_rank,
+        "ssm.dt_b_c_rms": config.model_type == "falcon_mamba",
+    }
+
+
+def mamba(name: str, tensor: Tensor, config: Any) -> Made:
+    """Of Mamba, Falcon-Mamba and Jamba."""
+    if name.endswith(".A_log"):
+        tensor = -torch.exp(tensor)
+    yield name, tensor.squeeze() if "conv1d.weight" in name else tensor
+
+
+def mamba2_settings(config: Any) -> Mapping[str, Any]:
+    """Of Mamba-2."""
+    return {
+        **alone(config),
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.inner_size": config.num_heads * config.head_dim,
+        "ssm.state_size": config.state_size,
+        "ssm.time_step_rank": config.num_heads,
+        "ssm.group_count": config.n_groups,
+    }
+
+
+def mamba2(name: str, tensor: Tensor, config: Any, groups: int | None = None) -> Made:
+    """Of Mamba-2 and what has layers of it."""
+    name = name.replace(".dt_bias", ".dt_proj.bias")
+    if name.endswith(".A_log"):
+        tensor = -torch.exp(tensor)
+    if name.endswith((".A_log", ".D")):
+        tensor = tensor.reshape(-1, 1)
+    elif name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
+        tensor = tensor.reshape(groups or config.n_groups, -1)
+    yield name, tensor.squeeze() if "conv1d.weight" in name else tensor
+
+
+def of_hybrid(config: Any) -> Mapping[str, Any]:
+    """Of Mamba-2 in Falcon-H1, Bamba and Granite."""
+    return {
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.inner_size": config.mamba_n_heads * config.mamba_d_head,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.time_step_rank": config.mamba_n_heads,
+        "ssm.group_count": config.mamba_n_groups,
+    }
+
+
+def falcon_h1(name: str, tensor: Tensor, config: Any) -> Made:
+    """The factors of Falcon-H1 are multiplied into its weights."""
+    attention, ssm = config.attention_in_multiplier, config.ssm_in_multiplier
+    factors = {
+        "down_proj": config.mlp_multipliers[1],
+        "gate_proj": config.mlp_multipliers[0],
+        "k_proj": config.key_multiplier * attention,
+        "q_proj": attention,
+        "v_proj": attention,
+        "o_proj": config.attention_out_multiplier,
+        "out_proj": config.ssm_out_multiplier,
+        "lm_head": config.lm_head_multiplier,
+        "embed_tokens": config.embedding_multiplier,
+    }
+    module = name.split(".")[-2]
+    tensor = tensor * factors.get(module, 1.0)
+    if module == "in_proj":
+        states = config.mamba_n_groups * config.mamba_d_state
+        inner, heads = config.mamba_d_ssm, config.mamba_n_heads
+        rows = tensor.split([inner, inner, states, states, heads])
+        parts = zip(rows, config.ssm_multipliers, strict=True)
+        tensor = torch.cat([part * ssm * factor for part, factor in parts])
+    yield from mamba2(name, tensor, config, config.mamba_n_groups)
+
+
+def granite_hybrid(config: Any) -> Mapping[str, Any]:
+    """Of Granite 4."""
+    heads = config.num_key_value_heads
+    return {
+        **of_hybrid(config),
+        **granite_shared(config),
+        "context_length": 2**20,
+        "attention.head_count_kv": [
+            heads if kind == "full_attention" else 0 for kind in config.layer_types
+        ],
+        "rope.scaling.finetuned": False,
+    }
+
+
+def granite_shared(config: Any) -> Mapping[str, Any]:
+    """Of Granite's mixtures with a network beside them."""
+    return {
+        "attention.scale": config.attention_multiplier,
+        "embedding_scale": config.embedding_multiplier,
+        "residual_scale": config.residual_multiplier,
+        "logit_scale": config.logits_scaling,
+        "expert_count": config.num_local_experts,
+        "expert_shared_feed_forward_length": config.shared_intermediate_size,
+    }
+
+
+def granite(name: str, tensor: Tensor, config: Any) -> Made:
+    """Joined rows are cut; a network that stands alone has the names of one."""
+    layer = "blk." + [*name.split("."), "", ""][2]
+    end = "_shexp" if config.num_local_experts else ""
+    if "block_sparse_moe.input_linear" in name:
+        for part, rows in zip(("gate", "up"), tensor.chunk(2, dim=-2), strict=True):
+            yield f"{layer}.ffn_{part}_exps.weight", rows
+    elif "shared_mlp.input_linear" in name:
+        for part, rows in zip(("gate", "up"), tensor.chunk(2), strict=True):
+            yield f"{layer}.ffn_{part}{end}.weight", rows
+    elif "shared_mlp.output_linear" in name:
+        yield f"{layer}.ffn_down{end}.weight", tensor
+    else:
+        groups = getattr(config, "mamba_n_groups", None)
+        for called, each in paired(name, tensor, config):
+            yield from mamba2(called, each, config, groups)

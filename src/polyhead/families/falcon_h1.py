@@ -5,6 +5,7 @@ factors of what each part reads and gives (µP).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -12,6 +13,14 @@ from polyhead.config import AttentionConfig, HybridHeadsConfig, TransformerConfi
 from polyhead.errors import ConfigError
 from polyhead.families.bamba import AROUND_MIXERS
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf_states import (
+    MAMBA2,
+    mamba2_names,
+    mamba2_size,
+    mamba2_steps,
+    mamba2_values,
+)
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.mamba2 import (
     DEFAULTS,
@@ -23,7 +32,7 @@ from polyhead.families.common.mamba2 import (
 from polyhead.families.common.plain import Plain
 from polyhead.families.common.reading import read_network
 from polyhead.families.common.tables import ATTENTION, FREQUENCIES
-from polyhead.families.common.tensors import Tensors
+from polyhead.families.common.tensors import Rule, Tensors
 
 _ONES = (1.0,) * 5
 
@@ -111,6 +120,17 @@ TENSORS = Tensors(
     dropped=FREQUENCIES,
 )
 
+
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The converter has multiplied weights by the factors; it norms behind the gate."""
+    return {
+        **mamba2_values(values),
+        "mamba_d_ssm": values[".inner"],
+        "mamba_rms_norm": any(name.endswith(".ssm_norm.weight") for name in values[".tensors"]),
+        "mamba_norm_before_gate": False,
+    }
+
+
 FAMILIES = (
     Family(
         "falcon_h1",
@@ -149,5 +169,14 @@ FAMILIES = (
         },
         write=write,
         harmless=HARMLESS | {"num_logits_to_keep"},
+        gguf=Gguf(
+            "falcon-h1",
+            settings=MAMBA2,
+            names=mamba2_names("layers.{i}.mamba."),
+            steps=mamba2_steps("layers.{i}.mamba."),
+            rules=(Rule("blk.{i}.ffn_norm", "layers.{i}.feed_forward_norm.weight"),),
+            values=_from_gguf,
+            settings_of=mamba2_size,
+        ),
     ),
 )

@@ -23,7 +23,6 @@ from polyhead.config import (
 )
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import EXPERTS as GGUF_EXPERTS
 from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.mamba2 import DEFAULTS as MAMBA2
@@ -51,6 +50,7 @@ from polyhead.families.common.tables import (
     SINKS,
 )
 from polyhead.families.common.tensors import Rule, Tensors
+from polyhead.families.granite_gguf import HYBRID, MIXTURE, SCALES, SHARED
 
 _MIXTURE = "layers.{i}.feed_forward."
 _SPARSE = "layers.{i}.block_sparse_moe."
@@ -323,12 +323,6 @@ _EXPERTS_OF_SHARED = {
     "shared_intermediate_size": 0,
 }
 _WINDOWS = {"sliding_window": 128, "layer_types": None, "layer_rope_theta": None}
-_SCALES = {
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
 
 FAMILIES = (
     Family(
@@ -338,7 +332,7 @@ FAMILIES = (
         DECODER,
         defaults=_DEFAULTS | {"mlp_bias": False},
         write=write,
-        gguf=Gguf("granite", settings=_SCALES, steps=PAIRS),
+        gguf=Gguf("granite", settings=SCALES, steps=PAIRS),
     ),
     Family(
         "granitemoe",
@@ -348,12 +342,7 @@ FAMILIES = (
         defaults=_DEFAULTS | {"num_local_experts": 8, "num_experts_per_tok": 2},
         write=write,
         harmless=frozenset(("router_aux_loss_coef",)),
-        gguf=Gguf(
-            "granitemoe",
-            settings=_SCALES | {"expert_count": "num_local_experts"},
-            steps=PAIRS,
-            rules=GGUF_EXPERTS,
-        ),
+        gguf=MIXTURE,
     ),
     Family(
         "granitemoeshared",
@@ -363,6 +352,7 @@ FAMILIES = (
         defaults=_DEFAULTS | _EXPERTS_OF_SHARED,
         write=write_shared,
         harmless=frozenset(("router_aux_loss_coef",)),
+        gguf=SHARED,
     ),
     Family(
         "granitemoehybrid",
@@ -380,6 +370,7 @@ FAMILIES = (
         },
         write=write_hybrid,
         harmless=MAMBA2_HARMLESS | {"router_aux_loss_coef"},
+        gguf=HYBRID,
     ),
     Family(
         "granite_swa",

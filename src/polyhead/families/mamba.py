@@ -5,12 +5,15 @@ normalizes what steps, B and C are made of. Layers are a state-space mixer alone
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from polyhead.config import InitialConfig, LayerConfig, MambaConfig, NormConfig, TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf_states import ALONE, NOTHING_ELSE, divided, mamba_steps
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import UNLIMITED, read_decoder
 from polyhead.families.common.steps import Shaped
@@ -147,6 +150,35 @@ _HARMLESS = frozenset(
         "use_mambapy",
     )
 )
+MAMBA_SETTINGS: dict[str, str | None] = {
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.inner_size": ".inner",
+    "ssm.state_size": "state_size",
+    "ssm.time_step_rank": "time_step_rank",
+}
+"""Settings of GGUF files."""
+
+
+def _settings_of(config: TransformerConfig) -> dict[str, Any]:
+    return {**NOTHING_ELSE, **inner_size(config)}
+
+
+def inner_size(config: TransformerConfig) -> dict[str, int]:
+    """The setting of a mixer's channels."""
+    found: list[Any] = [layer.attention for layer in config.layers]
+    return {"ssm.inner_size": next(each.num_heads for each in found if each.kind == "mamba")}
+
+
+_RMS = "ssm.dt_b_c_rms"
+_GGUF = Gguf(
+    "mamba",
+    settings={**ALONE, **MAMBA_SETTINGS},
+    constants={_RMS: False},
+    steps=mamba_steps("layers.{i}.mixer."),
+    values=lambda values: {"expand": divided(values, "hidden_size", "embedding_length")},
+    settings_of=_settings_of,
+    fits=lambda metadata: not metadata.get(f"mamba.{_RMS}"),
+)
 
 FAMILIES = (
     Family(
@@ -158,6 +190,7 @@ FAMILIES = (
         write=write,
         harmless=_HARMLESS,
         initial=InitialConfig(scale=0.1),
+        gguf=_GGUF,
     ),
     Family(
         "falcon_mamba",
@@ -168,5 +201,10 @@ FAMILIES = (
         write=write,
         harmless=_HARMLESS,
         initial=InitialConfig(scale=0.1),
+        gguf=replace(
+            _GGUF,
+            constants={_RMS: True},
+            fits=lambda metadata: bool(metadata.get(f"mamba.{_RMS}")),
+        ),
     ),
 )

@@ -7,6 +7,16 @@ from typing import Any
 from polyhead.config import InitialConfig, LayerConfig, Mamba2Config, NormConfig, TransformerConfig
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf_states import (
+    ALONE,
+    MAMBA2,
+    NOTHING_ELSE,
+    mamba2_alone,
+    mamba2_names,
+    mamba2_size,
+    mamba2_steps,
+)
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.mamba2 import DEFAULTS, mamba2_rules, read_mamba2, write_mamba2
 from polyhead.families.common.reading import UNLIMITED, read_decoder
@@ -86,5 +96,13 @@ FAMILIES = (
             )
         ),
         initial=InitialConfig(scale=0.1),
+        gguf=Gguf(
+            "mamba2",
+            settings={**ALONE, **MAMBA2},
+            names=mamba2_names("layers.{i}.mixer."),
+            steps=mamba2_steps("layers.{i}.mixer."),
+            values=mamba2_alone,
+            settings_of=lambda config: {**NOTHING_ELSE, **mamba2_size(config)},
+        ),
     ),
 )

@@ -12,9 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from polyhead.config import TransformerConfig
-from polyhead.errors import ConfigError
 from polyhead.families.common.gguf import EXPERTS, Gguf
-from polyhead.families.common.gguf_states import Rates, Tiled, TiledColumns
+from polyhead.families.common.gguf_states import Rates, Tiled, TiledColumns, divided
 from polyhead.families.common.steps import AsRow, QKVOfStates
 from polyhead.families.common.tensors import Rule
 
@@ -34,14 +33,9 @@ _OF_IMAGES = [11, 11, 10, 0]  # the converter's where config.json says nothing
 
 
 def _values(values: Mapping[str, Any]) -> dict[str, Any]:
-    heads, inner = values.get("linear_num_value_heads", 0), values.get(".inner", 0)
-    if not heads or not inner or inner % heads:
-        raise ConfigError(
-            f"ssm.inner_size must be a multiple of ssm.time_step_rank: got {inner} and {heads}"
-        )
     extra = values.get("mtp_num_hidden_layers", 0)
     return {
-        "linear_value_head_dim": inner // heads,
+        "linear_value_head_dim": divided(values, "linear_num_value_heads", "ssm.time_step_rank"),
         "num_hidden_layers": values["num_hidden_layers"] - extra,
     }
 

@@ -1,5 +1,17 @@
 from typing import Any
 
+from gguf_files import GgufCase
+from gguf_recurrent import (
+    falcon_h1,
+    granite,
+    granite_hybrid,
+    granite_shared,
+    mamba,
+    mamba2,
+    mamba2_settings,
+    mamba_settings,
+    of_hybrid,
+)
 from harness import TIED, Case, rope
 
 _MAMBA: dict[str, Any] = {
@@ -31,6 +43,19 @@ _FIRST_AXES = (
     ({}, {"time_step_rank": "auto"}, {"conv_kernel": 2}, {"expand": 3}, {"state_size": 16}),
     ({}, {"residual_in_fp32": False}),
 )
+_FACTORS = {
+    "ssm_multipliers": [0.35, 0.25, 0.7, 1.5, 0.9],
+    "mlp_multipliers": [0.88, 1.3],
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.7,
+    "attention_in_multiplier": 0.9,
+    "attention_out_multiplier": 1.9375,
+    "key_multiplier": 0.390625,
+    "embedding_multiplier": 5.6,
+    "lm_head_multiplier": 0.6,
+}
+_NORMED = {"mamba_rms_norm": True, "mamba_norm_before_gate": False}
+_MAMBA_FILE = GgufCase("mamba", mamba_settings, mamba)
 
 CASES = (
     Case(
@@ -62,8 +87,14 @@ CASES = (
         # float64 by up to 2.3e-4, in one of its draws.
         gradient_error=3e-4,
     ),
-    Case("mamba", _FIRST, axes=_FIRST_AXES, tokens=80),
-    Case("falcon_mamba", _FIRST, axes=(*_FIRST_AXES, ({}, {"mixer_rms_eps": 0.01})), tokens=80),
+    Case("mamba", _FIRST, axes=_FIRST_AXES, tokens=80, gguf=_MAMBA_FILE),
+    Case(
+        "falcon_mamba",
+        _FIRST,
+        axes=(*_FIRST_AXES, ({}, {"mixer_rms_eps": 0.01})),
+        tokens=80,
+        gguf=_MAMBA_FILE,
+    ),
     Case(
         "mamba2",
         {
@@ -82,6 +113,7 @@ CASES = (
             ({}, {"residual_in_fp32": False}),
         ),
         tokens=80,
+        gguf=GgufCase("mamba2", mamba2_settings, mamba2),
     ),
     Case(
         "nemotron_h",
@@ -150,6 +182,8 @@ CASES = (
             ({}, rope("linear", factor=4.0)),
         ),
         tokens=80,
+        gguf=GgufCase("falcon-h1", of_hybrid, falcon_h1),
+        more_gguf=(GgufCase("falcon-h1", of_hybrid, falcon_h1, options=_FACTORS | _NORMED),),
     ),
     Case(
         "bamba",
@@ -180,6 +214,15 @@ CASES = (
             ({}, {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 2.0}),
         ),
         tokens=80,
+        gguf=GgufCase("granitehybrid", granite_hybrid, granite),
+        more_gguf=(
+            GgufCase(
+                "granitehybrid",
+                granite_hybrid,
+                granite,
+                options={"num_local_experts": 0, "shared_intermediate_size": 40},
+            ),
+        ),
     ),
     Case(
         "granitemoeshared",
@@ -190,6 +233,7 @@ CASES = (
             "attention_multiplier": 0.3,
         },
         axes=(TIED, ({}, {"attention_bias": True}, {"shared_intermediate_size": 0})),
+        gguf=GgufCase("granitemoe", granite_shared, granite),
     ),
     Case(
         "zamba",

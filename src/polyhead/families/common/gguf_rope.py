@@ -44,7 +44,7 @@ def read_scaling(
     if kind not in ("none", "linear", "yarn") and not (long and kind == "longrope"):
         raise keys.refused("rope.scaling.type", kind, "'none', 'linear' or 'yarn'")
     original = keys.whole("rope.scaling.original_context_length", None)
-    trained = original or values["max_position_embeddings"]
+    trained = original or keys.whole("context_length")
     scaling: dict[str, Any] = {"rope_type": "longrope" if long else kind, "factor": factor}
     if long:
         # A divisor for the frequency of every pair, in short and in long sequences.
@@ -84,5 +84,5 @@ def _worked_out(
         "short_factor": divisors,
         "long_factor": divisors,
         "attention_factor": 1.0,
-        "original_max_position_embeddings": values["max_position_embeddings"],
+        "original_max_position_embeddings": keys.whole("context_length"),
     }

@@ -13,8 +13,32 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from polyhead.config import TransformerConfig
+from polyhead.errors import ConfigError
 from polyhead.families.common.steps import At, Each, OneToOne, Shaped, Step
 
+ALONE: Mapping[str, str | None] = {
+    "context_length": ".context",
+    "attention.head_count": ".heads",
+    "attention.key_length": ".key_length",
+    "feed_forward_length": ".hidden",
+    "attention.layer_norm_rms_epsilon": "layer_norm_epsilon",
+}
+"""Settings of models whose layers are a mixer alone; the first four are there for form's sake."""
+NOTHING_ELSE: Mapping[str, int] = {
+    "context_length": 1 << 20,
+    "attention.head_count": 0,
+    "feed_forward_length": 0,
+}
+"""What the converter writes there."""
+MAMBA2: Mapping[str, str | None] = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.inner_size": ".inner",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.group_count": "mamba_n_groups",
+}
+"""Settings of Mamba-2."""
 KV_HEADS: Mapping[str, str | None] = {"attention.head_count_kv": ".kv_heads"}
 """A list in files of hybrids, whose layers without kv heads remember a state."""
 
@@ -31,6 +55,47 @@ def kv_heads(values: Mapping[str, Any]) -> dict[str, int]:
     heads = values.get(".kv_heads", 0)
     most = max(heads) if isinstance(heads, list) else heads
     return {"num_key_value_heads": most} if most else {}
+
+
+def kv_heads_of(config: TransformerConfig) -> dict[str, list[int]]:
+    """The setting of ``KV_HEADS``."""
+    found: list[Any] = [layer.attention for layer in config.layers]
+    keeps = [any(memory.keys_and_values for memory in each.memories) for each in found]
+    heads = [each.num_kv_heads if kept else 0 for each, kept in zip(found, keeps, strict=True)]
+    return {"attention.head_count_kv": heads}
+
+
+def divided(values: Mapping[str, Any], key: str, setting: str) -> int:
+    """``ssm.inner_size`` over what ``key`` says.
+
+    Raises:
+        ConfigError: It is no multiple of that; ``setting`` names it.
+    """
+    inner, count = values.get(".inner", 0), values.get(key, 0)
+    if not inner or not count or inner % count:
+        raise ConfigError(f"ssm.inner_size must be a multiple of {setting}: got {inner}, {count}")
+    return int(inner // count)
+
+
+def mamba2_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What follows from the sizes of ``MAMBA2``, and whether convolutions have biases."""
+    return {
+        "mamba_conv_bias": any(name.endswith(".ssm_conv1d.bias") for name in values[".tensors"]),
+        "mamba_d_head": divided(values, "mamba_n_heads", "ssm.time_step_rank"),
+    }
+
+
+def mamba2_alone(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The same where all heads' values are a multiple of the stream's."""
+    expand = divided(values, "hidden_size", "embedding_length")
+    return {**mamba2_values(values), "mamba_expand": expand}
+
+
+def mamba2_size(config: TransformerConfig) -> dict[str, int]:
+    """The setting of all heads' values."""
+    found: list[Any] = [getattr(each.attention, "mamba", each.attention) for each in config.layers]
+    state = next(each for each in found if each.kind == "mamba2")
+    return {"ssm.inner_size": state.num_heads * state.head_dim}
 
 
 @dataclass(frozen=True)
@@ -85,7 +150,8 @@ class Tiled(OneToOne):
         heads = tensor[first:]
         if not heads.shape[self.dim] or heads.shape[self.dim] % a.num_heads:
             return tensor  # misshapen: reported by its name when the state is checked
-        apart = heads.unflatten(self.dim, (*standing, -1)).transpose(self.dim, self.dim + 1)
+        shape = (*heads.shape[: self.dim], *standing, -1, *heads.shape[self.dim + 1 :])
+        apart = heads.reshape(shape).transpose(self.dim, self.dim + 1)
         moved = apart.flatten(self.dim, self.dim + 2)
         return torch.cat([tensor[:first], moved]) if first else moved
 
@@ -111,3 +177,8 @@ def mamba2_steps(theirs: str) -> dict[str, tuple[Step | Each, ...]]:
         theirs + "norm": (PerGroup(),),
         theirs + "conv1d.weight": (),
     }
+
+
+def mamba2_names(theirs: str) -> dict[str, str]:
+    """A name that the package's map does not know."""
+    return {theirs + "dt_bias": "blk.{i}.ssm_dt.bias"}
