@@ -239,7 +239,8 @@ def _row(family: Family, case: Case) -> list[str]:
         _listed(_norms(layer) for layer in layers),
         _listed(each for layer in layers for each in _network(layer)) or "–",
         _decoding(found),
-        family.gguf.arch if family.gguf and case.gguf else "–",
+        ", ".join(each.gguf.arch for each in family.for_each_gguf() if each.gguf and case.gguf)
+        or "–",
         _listed(_dimensions(found[0])) or "–",
         _exact(case),
         "; ".join(f"`{key}`: {why}" for key, why in family.not_supported.items()) or "–",

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from gguf_files import paired
+from gguf_files import interleaved, paired
 from torch import Tensor
 
 Made = Iterable[tuple[str, Tensor]]
@@ -246,3 +246,74 @@ def granite(name: str, tensor: Tensor, config: Any) -> Made:
         groups = getattr(config, "mamba_n_groups", None)
         for called, each in paired(name, tensor, config):
             yield from mamba2(called, each, config, groups)
+
+
+def jamba_settings(config: Any) -> Mapping[str, Any]:
+    """Of Jamba."""
+    heads, period = config.num_key_value_heads, config.attn_layer_period
+    return {
+        "attention.head_count_kv": [
+            heads if i % period == config.attn_layer_offset else 0
+            for i in range(config.num_hidden_layers)
+        ],
+        "ssm.conv_kernel": config.mamba_d_conv,
+        "ssm.inner_size": config.mamba_expand * config.hidden_size,
+        "ssm.state_size": config.mamba_d_state,
+        "ssm.time_step_rank": config.mamba_dt_rank,
+        "expert_count": config.num_experts,
+    }
+
+
+def jamba(name: str, tensor: Tensor, config: Any) -> Made:
+    """Of Jamba, whose experts get the names of Qwen's."""
+    yield from mamba(name.replace("feed_forward.experts", "mlp.experts"), tensor, config)
+
+
+def nemotron_h_settings(config: Any) -> Mapping[str, Any]:
+    """Of Nemotron-H and Nemotron 3."""
+    kinds, heads = config.layers_block_type, config.num_key_value_heads
+    sparse = "moe" in kinds
+    hidden = config.moe_intermediate_size if sparse else config.intermediate_size
+    networks = ("mlp", "moe")
+    stated = {
+        "context_length": 2**20,
+        "attention.head_count_kv": [heads if kind == "full_attention" else 0 for kind in kinds],
+        "attention.layer_norm_rms_epsilon": config.layer_norm_epsilon,
+        "attention.layer_norm_epsilon": config.layer_norm_epsilon,
+        "feed_forward_length": [hidden if kind in networks else 0 for kind in kinds],
+        "rope.freq_base": 1e4,
+        "rope.scaling.finetuned": False,
+        "ssm.conv_kernel": config.conv_kernel,
+        "ssm.inner_size": config.mamba_num_heads * config.mamba_head_dim,
+        "ssm.state_size": config.ssm_state_size,
+        "ssm.time_step_rank": config.mamba_num_heads,
+        "ssm.group_count": config.n_groups,
+        "expert_used_count": config.num_experts_per_tok if sparse else None,
+    }
+    if not sparse:
+        return stated
+    return {
+        **stated,
+        "expert_count": config.n_routed_experts,
+        "expert_shared_count": 1,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_shared_feed_forward_length": config.moe_shared_expert_intermediate_size,
+        "expert_weights_norm": config.norm_topk_prob,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+    }
+
+
+def nemotron_h(name: str, tensor: Tensor, config: Any) -> Made:
+    """Of Nemotron-H; of Nemotron 3 too, whose branch of the converter comes to the same."""
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    if ".mixer.experts." in name:
+        name = name.replace("backbone.", "model.").replace(".mixer.", ".mlp.")
+    for part, heads in (
+        ("q_proj", config.num_attention_heads),
+        ("k_proj", config.num_key_value_heads),
+    ):
+        if part in name:
+            tensor = interleaved(tensor, heads)
+    yield from mamba2(name, tensor, config)

@@ -113,7 +113,7 @@ def find_gguf(metadata: Mapping[str, Any], where: object) -> Family:
         ConfigError: Its architecture is not supported.
     """
     every = (*families().values(), *texts().values())
-    known = [(each.gguf, each) for each in every if each.gguf]
+    known = [(one.gguf, one) for each in every for one in each.for_each_gguf() if one.gguf]
     arch: object = metadata.get("general.architecture")
     for gguf, family in known:
         if gguf.arch == arch and gguf.fits(metadata):

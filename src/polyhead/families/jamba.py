@@ -11,12 +11,22 @@ from polyhead.config import LayerConfig, MambaConfig, MixtureConfig, Transformer
 from polyhead.errors import ConfigError
 from polyhead.families.bamba import AROUND_MIXERS, of_attention
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import EXPERTS as GGUF_EXPERTS
+from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf_states import (
+    KV_HEADS,
+    attends,
+    divided,
+    kv_heads,
+    kv_heads_of,
+    mamba_steps,
+)
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_decoder, read_network, read_rms_norm, read_sizes
 from polyhead.families.common.tables import ATTENTION
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.lfm2 import STACKED_EXPERTS
-from polyhead.families.mamba import mamba_rules, read_mamba, write_mamba
+from polyhead.families.mamba import MAMBA_SETTINGS, inner_size, mamba_rules, read_mamba, write_mamba
 
 MIXER_NAMES = {
     "expand": "mamba_expand",
@@ -102,6 +112,18 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     return TENSORS.extended(*of_attention(i for i in layers if i % period == offset))
 
 
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    names = values[".tensors"]
+    layers = range(values["num_hidden_layers"])
+    return {
+        **kv_heads(values),
+        "expand": divided(values, "hidden_size", "embedding_length"),
+        **_period("attn", attends(values)),
+        **_period("expert", [f"blk.{i}.ffn_gate_inp.weight" in names for i in layers]),
+        "num_experts": values.get("num_experts", 1),
+    }
+
+
 FAMILIES = (
     Family(
         "jamba",
@@ -134,6 +156,14 @@ FAMILIES = (
         },
         aliases=MIXER_NAMES,
         write=write,
+        gguf=Gguf(
+            "jamba",
+            settings={**MAMBA_SETTINGS, **KV_HEADS},
+            steps=mamba_steps("layers.{i}.mamba."),
+            rules=GGUF_EXPERTS,
+            values=_from_gguf,
+            settings_of=lambda config: {**inner_size(config), **kv_heads_of(config)},
+        ),
         harmless=frozenset(
             (
                 "num_logits_to_keep",

@@ -22,12 +22,13 @@ from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.mamba2 import DEFAULTS, mamba2_rules, read_mamba2, write_mamba2
+from polyhead.families.common.mixtures import DRAFTS, drafting
 from polyhead.families.common.reading import FULL, LINEAR, read_activation, read_decoder
 from polyhead.families.common.steps import PerExpert
 from polyhead.families.common.tensors import Rule, Tensors, under
+from polyhead.families.nemotron_h_gguf import DENSE, DENSE_GGUF, SPARSE, SPARSE_GGUF
 
-_DENSE, _SPARSE = "mlp", "moe"
-_LETTERS = {"M": LINEAR, "*": FULL, "-": _DENSE, "E": _SPARSE}
+_LETTERS = {"M": LINEAR, "*": FULL, "-": DENSE, "E": SPARSE}
 _OLDER = {"mamba": LINEAR, "attention": FULL}
 _NAMES = {
     "mamba_n_heads": "mamba_num_heads",
@@ -57,8 +58,8 @@ def read(keys: Keys) -> TransformerConfig:
     keys.flag("residual_in_fp32")  # the stream has the dtype of weights, which here is no less
     activation, bias = read_activation(keys, "mlp_hidden_act"), keys.flag("mlp_bias")
     dense = FeedForwardConfig(keys.size("intermediate_size"), activation, gated=False, bias=bias)
-    parts: dict[str, Any] = {LINEAR: state, FULL: full, _DENSE: dense}
-    parts[_SPARSE] = _read_mixture(keys, dense)
+    parts: dict[str, Any] = {LINEAR: state, FULL: full, DENSE: dense}
+    parts[SPARSE] = _read_mixture(keys, dense)
     blocks = _blocks({key: keys.take(key, None) for key in (_BLOCKS, _PATTERN)})
     keys.take("num_hidden_layers", None)  # follows from the blocks
     if not {*blocks} <= {*parts}:
@@ -97,7 +98,7 @@ def _blocks(values: Mapping[str, Any]) -> list[str]:
     if blocks is None and isinstance(pattern, str):
         return [_LETTERS.get(letter, letter) for letter in pattern]
     if blocks is None:
-        return [LINEAR, _SPARSE, FULL, _DENSE]
+        return [LINEAR, SPARSE, FULL, DENSE]
     if not isinstance(blocks, list) or not blocks:
         raise ConfigError(f"{_BLOCKS} must be a list of kinds of layers: got {blocks!r:.80}")
     return [_OLDER.get(str(each), str(each)) for each in blocks]
@@ -108,7 +109,7 @@ def _paired(blocks: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     at = 0
     while at < len(blocks):
         follows = blocks[at + 1] if at + 1 < len(blocks) else None
-        network = follows if follows in (_DENSE, _SPARSE) else None
+        network = follows if follows in (DENSE, SPARSE) else None
         yield blocks[at], network
         at += 1 if network is None else 2
 
@@ -122,7 +123,7 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     dense, mixture = found("plain", "feed_forward"), found("mixture", "feed_forward")
     if state is None:
         raise ConfigError("this family needs a layer of Mamba-2: got none")
-    kinds = {"mamba2": LINEAR, "heads": FULL, "plain": _DENSE, "mixture": _SPARSE}
+    kinds = {"mamba2": LINEAR, "heads": FULL, "plain": DENSE, "mixture": SPARSE}
     parts = [part for layer in config.layers for part in (layer.attention, layer.feed_forward)]
     values = {
         "layer_norm_epsilon": config.layers[0].norm.eps,
@@ -174,7 +175,7 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
         theirs, ours = f"layers.{at}.mixer.", f"layers.{i}.feed_forward."
         rules.append(Rule(f"layers.{at}.norm", f"layers.{i}.feed_forward_norm"))
         same = {name: name for name in projections}
-        if network == _DENSE:
+        if network == DENSE:
             rules += under(theirs, ours, same)
         else:
             experts = "experts.{j}."
@@ -190,7 +191,7 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     return Tensors(
         (Rule("embeddings", "embedding.tokens"), Rule("norm_f", "final_norm"), *rules),
         prefix="backbone.",
-        dropped={r"mtp\..+": "predicts further tokens, for training and drafting"},
+        dropped={r"mtp\..+": DRAFTS, **drafting({**values, "num_hidden_layers": at})},
     )
 
 
@@ -240,6 +241,8 @@ FAMILIES = (
             "sliding_window": "transformers' layers do not use it",
         },
         write=write,
+        gguf=DENSE_GGUF,
+        more_gguf=(SPARSE_GGUF,),
         harmless=frozenset(
             (
                 "chunk_size",

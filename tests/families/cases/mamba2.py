@@ -6,10 +6,14 @@ from gguf_recurrent import (
     granite,
     granite_hybrid,
     granite_shared,
+    jamba,
+    jamba_settings,
     mamba,
     mamba2,
     mamba2_settings,
     mamba_settings,
+    nemotron_h,
+    nemotron_h_settings,
     of_hybrid,
 )
 from harness import TIED, Case, rope
@@ -86,6 +90,8 @@ CASES = (
         # Half a unit in float32's last place of each weight moves the gradients of our model in
         # float64 by up to 2.3e-4, in one of its draws.
         gradient_error=3e-4,
+        gguf=GgufCase("jamba", jamba_settings, jamba),
+        more_gguf=(GgufCase("jamba", jamba_settings, jamba, options={"num_experts": 1}),),
     ),
     Case("mamba", _FIRST, axes=_FIRST_AXES, tokens=80, gguf=_MAMBA_FILE),
     Case(
@@ -146,6 +152,28 @@ CASES = (
             ({}, {"routed_scaling_factor": 1.7, "mlp_hidden_act": "silu"}),
         ),
         tokens=80,
+        gguf=GgufCase(
+            "nemotron_h_moe",
+            nemotron_h_settings,
+            nemotron_h,
+            options={
+                "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+                "time_step_min": 0.001,
+                "routed_scaling_factor": 1.7,
+            },
+        ),
+        more_gguf=(
+            GgufCase(
+                "nemotron_h",
+                nemotron_h_settings,
+                nemotron_h,
+                options={
+                    "layers_block_type": ["linear_attention", "mlp", *_BLOCKS[2:4]],
+                    "time_step_min": 0.001,
+                    "mlp_bias": True,
+                },
+            ),
+        ),
     ),
     Case(
         "falcon_h1",

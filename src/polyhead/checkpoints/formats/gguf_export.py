@@ -89,7 +89,8 @@ def as_gguf(parts: Parts, words: Mapping[str, Any], where: Path) -> Export:
 
 def _candidates(parts: Parts) -> Iterable[Family]:
     """Families with a GGUF architecture, the model's own first."""
-    known = [each for each in families().values() if each.gguf is not None and each.gguf.saved]
+    forms = [form for each in families().values() for form in each.for_each_gguf()]
+    known = [form for form in forms if form.gguf is not None and form.gguf.saved]
     return sorted(known, key=lambda family: family.model_type != parts.family)
 
 

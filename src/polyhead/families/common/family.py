@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -43,6 +43,7 @@ class Family:
         harmless: Keys beyond ``config_json.HARMLESS`` that change no number in evaluation.
         with_head, bare: What follows ``class_name`` in the classes with a head and without.
         gguf: How GGUF files of the family are read; None: they are not.
+        more_gguf: Further architectures of such files.
         initial: How transformers' classes draw new weights.
         initial_key: The key of its scale.
         observed: From config.json's object and the file's tensors, keys that the tensors decide.
@@ -61,6 +62,7 @@ class Family:
     with_head: str = "ForCausalLM"
     bare: str = "Model"
     gguf: Gguf | None = None
+    more_gguf: tuple[Gguf, ...] = ()
     initial: InitialConfig = field(default_factory=InitialConfig)
     initial_key: str = "initializer_range"
     observed: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Mapping[str, Any]] = as_stated
@@ -69,3 +71,9 @@ class Family:
     def tensors_of(self, values: Mapping[str, Any]) -> Tensors:
         """The table of names for a config.json."""
         return self.tensors if isinstance(self.tensors, Tensors) else self.tensors(values)
+
+    def for_each_gguf(self) -> tuple[Family, ...]:
+        """The family with each architecture of its GGUF files as ``gguf``."""
+        if self.gguf is None:
+            return ()
+        return (self, *(replace(self, gguf=each, more_gguf=()) for each in self.more_gguf))

@@ -138,7 +138,7 @@ def _hints(metadata: Mapping[str, Any], tensors: Collection[str], where: object)
         "lm_head_bias": "output.bias" in tensors,
         "num_ln_in_parallel_attn": 2 if "blk.0.attn_norm_2.weight" in tensors else 1,
         "partial_rotary_factor": 1.0,
-        "mlp_bias": "blk.0.ffn_up.bias" in tensors,
+        "mlp_bias": any(name.endswith(".ffn_up.bias") for name in tensors),
         "is_gated_act": "enc.blk.0.ffn_gate.weight" in tensors,
         "tie_word_embeddings": "output.weight" not in tensors,
         "bos_token_id": special.whole("bos_token_id", None),

@@ -45,9 +45,13 @@ KV_HEADS: Mapping[str, str | None] = {"attention.head_count_kv": ".kv_heads"}
 
 def attends(values: Mapping[str, Any]) -> list[bool]:
     """Which layers have heads that keep keys and values, from ``KV_HEADS``."""
-    heads = values.get(".kv_heads", 0)
-    listed = heads if isinstance(heads, list) else [heads] * values["num_hidden_layers"]
-    return [bool(each) for each in listed]
+    return [bool(each) for each in by_layer(values, ".kv_heads")]
+
+
+def by_layer(values: Mapping[str, Any], key: str) -> list[Any]:
+    """A setting of every layer; files give it once where it is the same for all."""
+    found = values.get(key, 0)
+    return found if isinstance(found, list) else [found] * values["num_hidden_layers"]
 
 
 def kv_heads(values: Mapping[str, Any]) -> dict[str, int]:
