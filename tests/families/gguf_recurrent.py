@@ -317,3 +317,46 @@ def nemotron_h(name: str, tensor: Tensor, config: Any) -> Made:
         if part in name:
             tensor = interleaved(tensor, heads)
     yield from mamba2(name, tensor, config)
+
+
+def kimi_settings(config: Any) -> Mapping[str, Any]:
+    """Of Kimi Linear."""
+    rank, rotated = config.kv_lora_rank, config.qk_rope_head_dim
+    return {
+        "attention.head_count_kv": [int(kind == "full_attention") for kind in config.layer_types],
+        "attention.q_lora_rank": config.q_lora_rank,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rotated,
+        "attention.value_length": 72,
+        "attention.key_length_mla": config.qk_nope_head_dim + rotated,
+        "attention.value_length_mla": config.v_head_dim,
+        "rope.dimension_count": rotated,
+        "rope.freq_base": 1e4,
+        "ssm.conv_kernel": config.linear_conv_kernel_dim,
+        "kda.head_dim": config.linear_head_dim,
+        "expert_count": config.num_local_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_gating_func": 2,
+        "expert_shared_count": config.n_shared_experts,
+        "expert_weights_scale": config.routed_scaling_factor,
+        "leading_dense_block_count": config.mlp_layer_types.index("sparse"),
+    }
+
+
+def kimi(name: str, tensor: Tensor, config: Any) -> Made:
+    """Of Kimi Linear, from the names of published files."""
+    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
+    name = name.replace(".dt_bias", ".dt_proj.bias")
+    for part in ("gate", "up", "down"):  # of dense layers, which transformers names otherwise
+        name = name.replace(f".block_sparse_moe.{part}_proj", f".mlp.{part}_proj")
+    if name.endswith("conv1d.weight"):
+        tensor = tensor.reshape(1, tensor.shape[0], 1, -1)
+    if name.endswith(".A_log"):
+        tensor = -torch.exp(tensor)
+    if "kv_b_proj" not in name:
+        yield name, tensor
+        return
+    rows = tensor.view(config.num_attention_heads, -1, tensor.shape[-1])
+    keys, values = rows.split([config.qk_nope_head_dim, config.v_head_dim], dim=1)
+    yield name.replace("kv_b_proj", "k_b_proj"), keys.mT
+    yield name.replace("kv_b_proj", "v_b_proj"), values

@@ -400,6 +400,8 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 _PARTS = ("blk.{i}.attn_k_b.weight", "blk.{i}.attn_v_b.weight")
+JOINED_LATENTS = (Joined("blk.{i}.attn_kv_b.weight", _PARTS, _joined),)
+"""Of GGUF files, the projection of latents, which newer ones cut."""
 _GGUF = Gguf(
     "deepseek2",
     settings={
@@ -415,7 +417,7 @@ _GGUF = Gguf(
         "expert_gating_func": ".gating",
     },
     names=CHOICE_BIAS,
-    joined=(Joined("blk.{i}.attn_kv_b.weight", _PARTS, _joined),),
+    joined=JOINED_LATENTS,
     values=_from_gguf,
 )
 

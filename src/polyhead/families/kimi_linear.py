@@ -6,8 +6,11 @@ layers in an object of their own, which numbers layers from 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from polyhead.config import (
     FeedForwardConfig,
@@ -20,13 +23,15 @@ from polyhead.config import (
 )
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import SIGMOID, Gguf, Joined
+from polyhead.families.common.gguf_states import KV_HEADS, Flat, Rates, attends
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.mixtures import read_networks, write_mixture
+from polyhead.families.common.mixtures import GGUF_MIXTURE, read_networks, write_mixture
 from polyhead.families.common.reading import FULL, LINEAR, read_decoder, read_layer_types
 from polyhead.families.common.steps import Shaped
 from polyhead.families.common.tables import AROUND_LAYERS, NORMS, joined_convolution
 from polyhead.families.common.tensors import Rule, Tensors, under
-from polyhead.families.deepseek import write_attention
+from polyhead.families.deepseek import JOINED_LATENTS, write_attention
 
 _EVERY = 4
 ALIASES = {
@@ -203,6 +208,54 @@ DEFAULTS: Mapping[str, Any] = {
     "pad_token_id": 163_839,
 }
 
+
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    rotated = values.get("qk_rope_head_dim", 0)
+    return {
+        "layer_types": [FULL if each else LINEAR for each in attends(values)],
+        "linear_num_heads": values["num_attention_heads"],
+        "qk_nope_head_dim": values.get(".key_length_mla", 0) - rotated,
+    }
+
+
+def _channels(parts: Sequence[Tensor]) -> Tensor:
+    """Of queries, keys and values, ``[1, R, 1, N]`` each, or ``[R, 1, N]`` after quantization."""
+    return torch.cat([part.flatten(0, -2) for part in parts])
+
+
+_CONVOLUTION = Joined(
+    "blk.{i}.ssm_conv1d.weight",
+    ("blk.{i}.ssm_conv1d_q.weight", "blk.{i}.ssm_conv1d_k.weight", "blk.{i}.ssm_conv1d_v.weight"),
+    _channels,
+)
+_SPARSE = "layers.{i}.block_sparse_moe."
+_GGUF = Gguf(
+    "kimi-linear",
+    settings={
+        **GGUF_MIXTURE,
+        **KV_HEADS,
+        "attention.q_lora_rank": "q_lora_rank",
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "attention.key_length": ".key_length",  # of heads as a cache holds them
+        "attention.value_length": ".value_length",
+        "attention.key_length_mla": ".key_length_mla",
+        "attention.value_length_mla": "v_head_dim",
+        "rope.dimension_count": "qk_rope_head_dim",
+        "kda.head_dim": "linear_head_dim",
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+    },
+    constants=SIGMOID,
+    names={
+        _ATTENTION[0] + "dt_bias": "blk.{i}.ssm_dt.bias",
+        _SPARSE + "gate.e_score_correction_bias": "blk.{i}.exp_probs_b.bias",
+    },
+    steps={_ATTENTION[0] + "A_log": (Flat((0, 1, 3)), Rates())},
+    rules=(Rule("blk.{i}.ssm_conv1d.weight", _ATTENTION[1] + "conv_weight"),),
+    joined=(*JOINED_LATENTS, _CONVOLUTION),
+    values=_from_gguf,
+    saved=False,  # the converter cuts the projection of latents
+)
+
 FAMILIES = (
     Family(
         "kimi_linear",
@@ -212,6 +265,7 @@ FAMILIES = (
         defaults=DEFAULTS,
         aliases=ALIASES,
         write=write,
+        gguf=_GGUF,
         harmless=frozenset(("num_nextn_predict_layers", "rope_theta", "rope_scaling")),
     ),
 )

@@ -1,5 +1,7 @@
 from typing import Any
 
+from gguf_files import GgufCase
+from gguf_recurrent import kimi, kimi_settings
 from harness import Case, ropes
 
 _SIZES: dict[str, Any] = {
@@ -30,6 +32,7 @@ _STATED = {
         "kda_layers": [2],
     },
 }
+_PLAIN = {"linear_num_heads": 4, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7}
 
 CASES = (
     Case(
@@ -41,6 +44,7 @@ CASES = (
             ({}, {"linear_conv_kernel_dim": 2}, _STATED),
         ),
         tokens=80,
+        gguf=GgufCase("kimi-linear", kimi_settings, kimi, _PLAIN, written=False),
     ),
     Case(
         "bailing_hybrid",

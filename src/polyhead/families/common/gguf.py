@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from polyhead.config import TransformerConfig
-from polyhead.errors import ConfigError
+from polyhead.errors import CheckpointError, ConfigError
 from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.steps import At, Each, PerExpert, Plus, RotaryPairs, Rows, Step
 from polyhead.families.common.tensors import Rule, Tensors
@@ -204,7 +204,12 @@ class Gguf:
     def whole(
         self, names: Iterable[str], tensor: Callable[[str], Tensor]
     ) -> Iterator[tuple[str, Callable[[], Tensor]]]:
-        """A file's tensors, of those that come in parts the whole one, each read when called."""
+        """A file's tensors, of those that come in parts the whole one, each read when called.
+
+        Raises:
+            CheckpointError: A part is missing.
+        """
+        names = [*names]
         by_part = {part: each for each in self.joined for part in each.parts}
         for name in names:
             number = re.search(r"(?<=^blk\.)\d+", name)
@@ -214,6 +219,9 @@ class Gguf:
                 yield name, partial(tensor, name)
             elif name == joined.parts[0].format(i=i):
                 parts = [part.format(i=i) for part in joined.parts]
+                for part in parts:
+                    if part not in names:
+                        raise CheckpointError(f"tensor {part!r} is missing beside {name!r}")
                 yield joined.whole.format(i=i), partial(_joined, joined, parts, tensor)
 
     def _name(self, theirs: str, prefix: str) -> str | None:

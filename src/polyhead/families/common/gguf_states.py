@@ -127,6 +127,14 @@ class PerGroup(OneToOne):
 
 
 @dataclass(frozen=True)
+class Flat(Shaped):
+    """A vector, to which the converter gives dimensions that ``llama-quantize`` may drop."""
+
+    def changed(self, tensor: Tensor, at: At) -> Tensor:
+        return tensor.flatten()
+
+
+@dataclass(frozen=True)
 class Tiled(OneToOne):
     """Value heads stand as ``[H/K, K]`` in the file: the first of each key head, then the second.
 
