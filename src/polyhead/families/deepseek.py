@@ -16,7 +16,6 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from polyhead.config import (
@@ -31,12 +30,9 @@ from polyhead.config import (
 )
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf, Joined
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.mixtures import (
-    CHOICE_BIAS,
     EXPERTS,
-    GGUF_MIXTURE,
     STACKED_EXPERTS,
     drafting,
     read_networks,
@@ -47,6 +43,7 @@ from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.steps import RotaryPairs, Step
 from polyhead.families.common.tables import AROUND_LAYERS, FREQUENCIES, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
+from polyhead.families.deepseek_gguf import SECOND, SPARSE, THIRD
 
 _DEFAULTS: Mapping[str, Any] = {
     "rms_norm_eps": 1e-6,
@@ -105,7 +102,6 @@ INDEXER = under(
     "layers.{i}.attention.indexer.",
     {"wq_b": "q_proj", "wk": "k_proj", "k_norm": "k_norm", "weights_proj": "weights_proj"},
 )
-_SIGMOID = 2
 _INDEXED = "indexed_attention"
 _FULL, _SHARED = "full", "shared"
 
@@ -365,62 +361,6 @@ def _reach(attention: LatentAttentionConfig, stated: int) -> int:
     return stated if attention.rope is None else reach(attention.rope, stated)
 
 
-def _is_third(metadata: Mapping[str, Any]) -> bool:
-    return metadata.get("deepseek2.expert_gating_func") == _SIGMOID
-
-
-def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Newer files say the sizes of the heads as the cache holds them and, beside, as they are."""
-    rotated = values.get("qk_rope_head_dim", 0)
-    size = values.get(".key_length_mla", values.get(".key_length", 0))
-    groups = values.get("n_group", 1)
-    stated = {
-        "num_key_value_heads": values["num_attention_heads"],
-        "q_lora_rank": values.get("q_lora_rank"),
-        "qk_nope_head_dim": size - rotated,
-        "v_head_dim": values.get(".value_length_mla", values.get(".value_length")),
-        "n_group": groups,
-        "topk_group": values.get("topk_group", 1),
-        "norm_topk_prob": values.get("norm_topk_prob", False),
-        "routed_scaling_factor": values.get("routed_scaling_factor", 1.0),
-    }
-    if values.get(".gating") != _SIGMOID:
-        stated["topk_method"] = "greedy" if groups == 1 else "group_limited_greedy"
-    scaling, multiplier = values.get("rope_scaling"), values.get(".log_multiplier")
-    if scaling is not None and multiplier is not None:
-        scale = round(10 * multiplier, 6)  # float32 in the file, and 0.1 times what it stands for
-        stated["rope_scaling"] = {**scaling, "mscale": scale, "mscale_all_dim": scale}
-    return stated
-
-
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """Keys ``[H, R, N]`` and values ``[H, V, R]`` as the rows of one matrix."""
-    keys, values = parts
-    return torch.cat([keys.mT, values], dim=1).flatten(0, 1)
-
-
-_PARTS = ("blk.{i}.attn_k_b.weight", "blk.{i}.attn_v_b.weight")
-JOINED_LATENTS = (Joined("blk.{i}.attn_kv_b.weight", _PARTS, _joined),)
-"""Of GGUF files, the projection of latents, which newer ones cut."""
-_GGUF = Gguf(
-    "deepseek2",
-    settings={
-        **GGUF_MIXTURE,
-        "attention.q_lora_rank": "q_lora_rank",
-        "attention.kv_lora_rank": "kv_lora_rank",
-        "attention.key_length": ".key_length",
-        "attention.value_length": ".value_length",
-        "attention.key_length_mla": ".key_length_mla",
-        "attention.value_length_mla": ".value_length_mla",
-        "rope.dimension_count": "qk_rope_head_dim",
-        "rope.scaling.yarn_log_multiplier": ".log_multiplier",
-        "expert_gating_func": ".gating",
-    },
-    names=CHOICE_BIAS,
-    joined=JOINED_LATENTS,
-    values=_from_gguf,
-)
-
 FAMILIES = (
     Family(
         "deepseek_v2",
@@ -430,7 +370,7 @@ FAMILIES = (
         defaults=V2_DEFAULTS,
         write=write,
         harmless=HARMLESS,
-        gguf=replace(_GGUF, fits=lambda metadata: not _is_third(metadata)),
+        gguf=SECOND,
     ),
     Family(
         "deepseek_v3",
@@ -440,7 +380,7 @@ FAMILIES = (
         defaults=V3_DEFAULTS,
         write=write,
         harmless=HARMLESS,
-        gguf=replace(_GGUF, fits=_is_third),
+        gguf=THIRD,
     ),
     Family(
         "deepseek_v32",
@@ -470,6 +410,7 @@ FAMILIES = (
         },
         write=write,
         harmless=HARMLESS | {"mlp_bias"},
+        gguf=SPARSE,
     ),
     Family(
         "glm4_moe_lite",

@@ -31,7 +31,8 @@ from polyhead.families.common.reading import FULL, LINEAR, read_decoder, read_la
 from polyhead.families.common.steps import Shaped
 from polyhead.families.common.tables import AROUND_LAYERS, NORMS, joined_convolution
 from polyhead.families.common.tensors import Rule, Tensors, under
-from polyhead.families.deepseek import JOINED_LATENTS, write_attention
+from polyhead.families.deepseek import write_attention
+from polyhead.families.deepseek_gguf import JOINED_LATENTS
 
 _EVERY = 4
 ALIASES = {

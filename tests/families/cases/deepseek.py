@@ -76,6 +76,21 @@ def _folded(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tenso
     yield name.replace("kv_b_proj", "v_b_proj"), values
 
 
+def _indexed(config: Any) -> dict[str, Any]:
+    """Of GLM-5: the first files list no indexers, and all layers have their own."""
+    of_yarn = dict.fromkeys(key for key in _settings(config) if key.startswith("rope.scaling."))
+    own = [kind == "full" for kind in config.indexer_types]
+    return {
+        **_settings(config),
+        **of_yarn,
+        "attention.indexer.head_count": config.index_n_heads,
+        "attention.indexer.key_length": config.index_head_dim,
+        "attention.indexer.top_k": config.index_topk,
+        "attention.indexer.types": None if all(own) else own,
+    }
+
+
+_SIX = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7}
 _BOTH = {"rope_parameters": {**_YARN["rope_parameters"], "mscale": 0.707}}
 
 CASES = (
@@ -128,6 +143,8 @@ CASES = (
             ({}, {"indexer_types": ["full", "shared", "shared"]}, {"indexer_types": None}),
             ({}, {"mlp_layer_types": ["sparse", "dense", "sparse"]}, _YARN),
         ),
+        gguf=GgufCase("glm-dsa", _indexed, _folded, _SIX, written=False),
+        more_gguf=(GgufCase("glm-dsa", _indexed, _folded, _SIX | {"indexer_types": ["full"] * 3}),),
     ),
     Case(
         "hy_v4",

@@ -21,7 +21,7 @@ _HARMLESS = frozenset(
 # Settings that may differ between layers.
 _BY_LAYER = frozenset(("attention.head_count", "attention.head_count_kv", "feed_forward_length"))
 # Lists that are taken as they are, and settings that are texts.
-_LISTS = frozenset((*WINDOWS, "activation_sparsity_scale"))
+_LISTS = frozenset((*WINDOWS, "activation_sparsity_scale", "attention.indexer.types"))
 _TEXTS = frozenset(("hidden_act",))
 _REQUIRED = ("context_length", "embedding_length", "attention.head_count")
 
