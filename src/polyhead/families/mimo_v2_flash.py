@@ -4,16 +4,25 @@ each head rotated, scaled values of a size of their own, and DeepSeek-V3's mixtu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from polyhead.config import FeedForwardConfig, LayerConfig, MixtureConfig, TransformerConfig
+from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import SIGMOID, WINDOWS, Gguf
+from polyhead.families.common.gguf_states import KV_HEADS, by_layer
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.mixtures import (
+    CHOICE_BIAS,
+    DRAFTS,
     EXPERTS,
+    GGUF_MIXTURE,
     dense_layers,
+    drafting,
     read_mixture,
+    without_drafts,
     write_dense_layers,
     write_mixture,
 )
@@ -92,22 +101,93 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def tensors(values: Mapping[str, Any]) -> Tensors:
+    """The table of names; layers that predict further tokens may follow the model's own."""
+    return Tensors(
+        (
+            *AROUND_LAYERS,
+            *NORMS,
+            *ATTENTION,
+            Rule("layers.{i}.self_attn.attention_sink_bias", "layers.{i}.attention.sinks"),
+            *NETWORK,
+            *EXPERTS,
+        ),
+        dropped={r"mtp\..+": DRAFTS, **drafting(values)},
+    )
+
+
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    count = without_drafts(values)["num_hidden_layers"]
+    near = [bool(each) for each in by_layer(values, ".windows")[:count]]
+    heads = by_layer(values, ".kv_heads")[:count]
+    few = next((n for n, is_near in zip(heads, near, strict=True) if not is_near), heads[0] // 2)
+    if heads != [2 * few if is_near else few for is_near in near]:
+        raise ConfigError(
+            f"attention.head_count_kv is {heads}; supported are twice as many "
+            "in layers with windows"
+        )
+    part = values.get(".rotated", values["head_dim"]) / values["head_dim"]
+    # The first files lack the factor of values, and layers of drafts.
+    stated = "attention_value_scale" in values
+    newer = {} if stated or "num_nextn_predict_layers" not in values else {_VALUES: None}
+    sparse = [f"blk.{i}.ffn_gate_inp.weight" in values[".tensors"] for i in range(count)]
+    return {
+        **newer,
+        "num_hidden_layers": count,
+        "num_key_value_heads": few,
+        "layer_types": [SLIDING if each else FULL for each in near],
+        "mlp_layer_types": ["sparse" if each else "dense" for each in sparse],
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": part}
+            for kind, theta in (
+                (FULL, values.get(".theta", 1e4)),
+                (SLIDING, values.get(".local", values.get(".theta", 1e4))),
+            )
+        },
+    }
+
+
+def _settings_of(config: TransformerConfig) -> dict[str, Any]:
+    found: list[Any] = [layer.attention for layer in config.layers]
+    bases = {each.window is None: each.rope.theta for each in found}
+    rope = found[0].rope
+    return {
+        "attention.head_count_kv": [each.num_kv_heads for each in found],
+        "attention.sliding_window_pattern": [each.window is not None for each in found],
+        "rope.dimension_count": rope.dim or found[0].head_dim,
+        "rope.freq_base": bases.get(True, bases.get(False)),
+        "rope.freq_base_swa": bases.get(False, bases.get(True)),
+    }
+
+
+_VALUES = "attention_value_scale"
+_GGUF = Gguf(
+    "mimo2",
+    settings={
+        **{key: each for key, each in GGUF_MIXTURE.items() if "leading" not in key},
+        **KV_HEADS,
+        **WINDOWS,
+        "attention.value_length": "v_head_dim",
+        "attention.value_scale": _VALUES,
+        "rope.dimension_count": ".rotated",
+        "rope.freq_base": ".theta",
+        "rope.freq_base_swa": ".local",
+    },
+    constants=SIGMOID,
+    names={
+        **CHOICE_BIAS,
+        "layers.{i}.self_attn.attention_sink_bias": "blk.{i}.attn_sinks.weight",
+    },
+    values=_from_gguf,
+    settings_of=_settings_of,
+)
+
 FAMILIES = (
     Family(
         "mimo_v2_flash",
         "MiMoV2Flash",
         read,
-        Tensors(
-            (
-                *AROUND_LAYERS,
-                *NORMS,
-                *ATTENTION,
-                Rule("layers.{i}.self_attn.attention_sink_bias", "layers.{i}.attention.sinks"),
-                *NETWORK,
-                *EXPERTS,
-            ),
-            dropped={r"mtp\..+": "predicts further tokens, for training and drafting"},
-        ),
+        tensors,
         defaults=PLAIN_DEFAULTS
         | {
             "num_key_value_heads": 4,
@@ -131,6 +211,7 @@ FAMILIES = (
             "eos_token_id": None,
         },
         write=write,
-        harmless=frozenset(("router_aux_loss_coef",)),
+        harmless=frozenset(("num_nextn_predict_layers", "router_aux_loss_coef")),
+        gguf=_GGUF,
     ),
 )

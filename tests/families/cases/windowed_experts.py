@@ -1,8 +1,11 @@
 """Mixtures of experts in models whose layers have windows or see everything."""
 
+from collections.abc import Iterable
 from typing import Any
 
+from gguf_files import GgufCase, choice_bias
 from harness import TIED, Case, ropes
+from torch import Tensor
 
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 _DENSE = (
@@ -27,6 +30,55 @@ def _ropes(head_dim: int, part: float | None = None) -> tuple[dict[str, Any], ..
     return ({}, *(_of_kinds({**each}, part) for each in kinds))
 
 
+_KINDS_AND_PARTS = {"layer_types": _KINDS, "routed_scaling_factor": 1.0}
+_NO_SCALE = {"attention_value_scale": None}
+
+
+def _mimo(config: Any) -> dict[str, Any]:
+    near = [kind == "sliding_attention" for kind in config.layer_types]
+    heads, ropes = config.num_key_value_heads, config.rope_parameters
+    part = ropes["full_attention"]["partial_rotary_factor"]
+    return {
+        "attention.head_count_kv": [2 * heads if each else heads for each in near],
+        "attention.sliding_window_pattern": [int(each) for each in near],
+        "attention.value_length": config.v_head_dim,
+        "attention.value_scale": config.attention_value_scale,
+        "expert_count": config.n_routed_experts,
+        "expert_feed_forward_length": config.moe_intermediate_size,
+        "expert_gating_func": 2,
+        "expert_group_count": config.n_group,
+        "expert_group_used_count": config.topk_group,
+        "rope.dimension_count": int(config.head_dim * part),
+        "rope.freq_base": ropes["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": ropes["sliding_attention"]["rope_theta"],
+    }
+
+
+def _first_mimo(config: Any) -> dict[str, Any]:
+    """Before the factor of values was written."""
+    return {**_mimo(config), "attention.value_scale": None}
+
+
+def _drafting_mimo(config: Any) -> dict[str, Any]:
+    settings = _mimo(config)
+    for key in ("attention.head_count_kv", "attention.sliding_window_pattern"):
+        settings[key] += [2 * config.num_key_value_heads if "kv" in key else 1]
+    layers = config.num_hidden_layers + 1
+    return {**settings, "block_count": layers, "nextn_predict_layers": 1}
+
+
+def _biases(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    name = name.replace("attention_sink_bias", "attention_sink_bias.weight")
+    yield from choice_bias(name, tensor, config)
+
+
+def _with_drafts(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    if name == "model.norm.weight":
+        yield f"blk.{config.num_hidden_layers}.attn_norm.weight", tensor
+        yield f"blk.{config.num_hidden_layers}.nextn.enorm.weight", tensor
+    yield from _biases(name, tensor, config)
+
+
 CASES = (
     Case(
         "mimo_v2_flash",
@@ -48,6 +100,11 @@ CASES = (
             ({}, {"routed_scaling_factor": 1.7}, {"sliding_window_size": 5}),
             _DENSE,
             _ropes(12),
+        ),
+        gguf=GgufCase("mimo2", _mimo, _biases, _KINDS_AND_PARTS),
+        more_gguf=(
+            GgufCase("mimo2", _first_mimo, _biases, _KINDS_AND_PARTS),
+            GgufCase("mimo2", _drafting_mimo, _with_drafts, _KINDS_AND_PARTS | _NO_SCALE),
         ),
     ),
     Case(
