@@ -58,6 +58,7 @@ class GgufCase:
         change: What the converter does to a tensor, by Hugging Face's name: the names and tensors
             that it becomes (none: it is left out). Experts are stacked beforehand.
         options: Added to the case's tiny config.
+        stated: From the tensors by Hugging Face's name, settings without a prefix.
         kind: Of the tokenizer: ``tokenizer.ggml.model``.
         written: Whether polyhead writes such files of Hugging Face directories.
     """
@@ -66,6 +67,7 @@ class GgufCase:
     settings: Callable[[Any], Mapping[str, Any]] = no_more
     change: Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]] = unchanged
     options: Mapping[str, Any] | None = None
+    stated: Callable[[Mapping[str, Tensor]], Mapping[str, Any]] = no_more
     kind: str = "gpt2"
     written: bool = True
 
@@ -153,6 +155,8 @@ def write(path: Path, case: GgufCase, model: Any) -> Path:
         writer.add_token_type_count(config.type_vocab_size)
     model.save_pretrained(path.parent / "for-gguf")
     tensors = _stacked(load_file(path.parent / "for-gguf" / "model.safetensors"))
+    for key, value in case.stated(tensors).items():
+        _add(writer, key, value)
     arch = next(arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == case.arch)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for theirs, tensor in tensors.items():

@@ -276,6 +276,8 @@ def _same_as_converter(path: Path, *, written: bool) -> None:
     assert made.metadata["general.architecture"] == arch
     for name in ("embedding_length", "attention.head_count", "vocab_size"):
         assert made.metadata[f"{arch}.{name}"] == file.metadata[f"{arch}.{name}"]
+    for name in (key for key in file.metadata if key.startswith("xielu.alpha")):
+        assert made.metadata[name] == file.metadata[name]
     # Of layers without positions the order of rows in queries and keys is free.
     still = [getattr(layer.attention, "rope", None) is None for layer in parts.config.layers]
     names = {name for name in file.tensors if "nextn" not in name}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from polyhead.config import QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain
 from polyhead.families.common.reading import read_network
@@ -16,6 +17,9 @@ def read(keys: Keys) -> TransformerConfig:
     attention = plain.attention(qk_norm=QKNormConfig(plain.norm))
     return plain.decoder([plain.layer(attention)])
 
+
+_XIELU = "layers.{i}.feed_forward.xielu."
+_CONSTANTS = {"xielu.beta": 0.5, "xielu.eps": -1e-6}
 
 FAMILIES = (
     Family(
@@ -37,15 +41,20 @@ FAMILIES = (
                 *NETWORK,
                 *under(
                     "layers.{i}.mlp.act_fn.",
-                    "layers.{i}.feed_forward.xielu.",
+                    _XIELU,
                     {"alpha_p": "alpha_p", "alpha_n": "alpha_n"},
                 ),
             ),
             dropped={r"layers\.\d+\.mlp\.act_fn\.(beta|eps)": "constants of the activation"},
             constants={
-                "layers.{i}.mlp.act_fn.beta": 0.5,
-                "layers.{i}.mlp.act_fn.eps": -1e-6,
+                key.replace("xielu.", "layers.{i}.mlp.act_fn."): value
+                for key, value in _CONSTANTS.items()
             },
+        ),
+        gguf=Gguf(
+            "apertus",
+            held={f"xielu.{name}": _XIELU + name for name in ("alpha_p", "alpha_n")},
+            alike=_CONSTANTS,
         ),
         defaults=PLAIN_DEFAULTS | {"hidden_act": "xielu", "rms_norm_eps": 1e-5, "pad_token_id": 3},
     ),

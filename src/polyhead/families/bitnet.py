@@ -2,13 +2,15 @@
 attention and network.
 
 Weights that a file keeps in two bits, or that are rounded while the model runs, are refused with
-their ``quantization_config``.
+their ``quantization_config``. In GGUF files the converter has rounded the weights, and the
+activation is silu where the file names none.
 """
 
 from __future__ import annotations
 
 from polyhead.config import SubNormAttentionConfig, SubNormFeedForwardConfig, TransformerConfig
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain
 from polyhead.families.common.tables import DECODER
@@ -42,5 +44,14 @@ FAMILIES = (
             "bos_token_id": 128_000,
             "eos_token_id": 128_001,
         },
+        gguf=Gguf(
+            "bitnet",
+            settings={"hidden_act": "hidden_act"},
+            names={
+                "layers.{i}.self_attn.attn_sub_norm": "blk.{i}.attn_sub_norm",
+                "layers.{i}.mlp.ffn_sub_norm": "blk.{i}.ffn_sub_norm",
+            },
+            values=lambda values: {"hidden_act": values.get("hidden_act", "silu")},
+        ),
     ),
 )

@@ -1,7 +1,9 @@
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gguf_files import GgufCase, paired, plus_one
 from harness import TIED, Case, rope, ropes
+from torch import Tensor
 
 _BIAS = ({}, {"attention_bias": True}, {"mlp_bias": True})
 _KINDS = ["sliding_attention", "full_attention"]
@@ -57,6 +59,34 @@ def windows(config: Any) -> dict[str, Any]:
     return {"attention.sliding_window_pattern": kinds}
 
 
+_TIED = {"tie_word_embeddings": True}
+
+
+def _unscaled(config: Any) -> dict[str, Any]:
+    return {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}
+
+
+def _first_names(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """The names that the converter knows. It rounds weights too; here they are as rounded ones."""
+    name = name.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm")
+    yield name, tensor
+
+
+def _activated(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """The numbers of xIELU are no tensors in the file."""
+    return [] if ".act_fn." in name else [(name, tensor)]
+
+
+def _numbers(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    names = ("alpha_p", "alpha_n", "beta", "eps")
+    return {
+        f"xielu.{each}": [
+            float(t) for name, t in tensors.items() if name.endswith(f"act_fn.{each}")
+        ]
+        for each in names
+    }
+
+
 CASES = (
     Case("diffllama", axes=(TIED, ({}, {"attention_bias": True}, {"head_dim": 12}), ropes(8)[:3])),
     Case(
@@ -83,6 +113,7 @@ CASES = (
             ({}, {"hidden_act": "silu"}, {"rms_norm_eps": 0.1}),
             ropes(8),
         ),
+        gguf=GgufCase("bitnet", _unscaled, _first_names, {"hidden_act": "silu"} | _TIED),
     ),
     Case(
         "nanochat",
@@ -162,5 +193,9 @@ CASES = (
             ),
         ),
     ),
-    Case("apertus", axes=(TIED, ({}, {"attention_bias": True}), ropes(8)[1:])),
+    Case(
+        "apertus",
+        axes=(TIED, ({}, {"attention_bias": True}), ropes(8)[1:]),
+        gguf=GgufCase("apertus", change=_activated, options=rope("default"), stated=_numbers),
+    ),
 )

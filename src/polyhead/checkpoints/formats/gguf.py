@@ -56,7 +56,7 @@ def read_gguf(path: Path, progress: Progress = no_progress, *, keep: bool = Fals
     )
     tokenizer = tokenizer_from_gguf(file.metadata, path)
     table = gguf.table(family.tensors_of(settings.values))
-    state: dict[str, Tensor] = {}
+    state = gguf.tensors_held(file.metadata, len(config.layers), path)
     file_names: dict[str, str] = {}
     settled = rope_tensors(file.tensors)
     blocks: dict[str, Blocks] = {}

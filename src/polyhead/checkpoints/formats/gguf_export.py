@@ -107,14 +107,15 @@ def _as(family: Family, parts: Parts, words: Mapping[str, Any], where: Path) -> 
     settings, extras = _settings(family, values, config)
     architecture = {"general.architecture": gguf.arch}
     named = {f"{gguf.arch}.{key}": value for key, value in settings.items()}
-    metadata = {**architecture, **named, **words}
     # Norms in 16 bits would lose digits where the format adds 1 to them.
     state = {name: t.float() if t.ndim < 2 else t for name, t in parts.state.items()}
     try:
+        held = gguf.settings_held(state, len(config.layers))
         tensors = gguf.table(family.tensors_of(values)).to_theirs(state, config)
     except (RuntimeError, LookupError) as error:
         raise ConfigError(f"tensors do not fit the GGUF architecture {gguf.arch!r}") from error
     tensors |= extras
+    metadata = {**architecture, **named, **held, **words}
     _prove(metadata, tensors, config, where)
     return Export(metadata, tensors)
 

@@ -8,16 +8,18 @@ beyond that.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from polyhead.config import TransformerConfig
-from polyhead.errors import CheckpointError, ConfigError
+from polyhead.errors import CheckpointError, ConfigError, shortened
 from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.steps import At, Each, PerExpert, Plus, RotaryPairs, Rows, Step
 from polyhead.families.common.tensors import Rule, Tensors
@@ -157,6 +159,9 @@ class Gguf:
         values: From the keys so far, further ones that the format leaves to the reader;
             ``".tensors"`` is the file's tensors by name, which have a shape.
         settings_of: From the configuration, settings that no single key of config.json says.
+        held: Tensors that are settings, a number for each layer: polyhead's name by the setting's,
+            which has no prefix.
+        alike: Settings without a prefix that must be this number in all layers.
         fits: Whether a file of the architecture, by its metadata, is of this family.
         saved: Whether models are written as this architecture too.
     """
@@ -173,6 +178,8 @@ class Gguf:
     causal: bool = True
     values: Callable[[Mapping[str, Any]], Mapping[str, Any]] = _no_more
     settings_of: Callable[[TransformerConfig], Mapping[str, Any]] = _no_settings
+    held: Mapping[str, str] = field(default_factory=dict)
+    alike: Mapping[str, float] = field(default_factory=dict)
     fits: Callable[[Mapping[str, Any]], bool] = _any_file
     saved: bool = True
 
@@ -200,6 +207,42 @@ class Gguf:
             pattern.replace(r"layers\.", r"blk\."): why for pattern, why in table.dropped.items()
         }
         return Tensors(tuple(rules), prefix="", outside=(), dropped=dropped)
+
+    def tensors_held(
+        self, metadata: Mapping[str, Any], layers: int, where: object
+    ) -> dict[str, Tensor]:
+        """polyhead's tensors that are settings.
+
+        Raises:
+            ConfigError: A setting is no list of numbers, one for each layer, or another number.
+        """
+        made: dict[str, Tensor] = {}
+        for setting in (*self.held, *self.alike):
+            found = metadata.get(setting)
+            if (
+                not isinstance(found, list)
+                or len(found) != layers
+                or not all(type(each) in (int, float) for each in found)
+            ):
+                raise ConfigError(
+                    f"{where}: {setting} must be a list of {layers} numbers: got {shortened(found)}"
+                )
+            constant = self.alike.get(setting)
+            if constant is None:
+                name = self.held[setting]
+                made |= {name.format(i=i): torch.tensor([x]) for i, x in enumerate(found)}
+            elif any(not math.isclose(each, constant, rel_tol=1e-2) for each in found):
+                raise ConfigError(
+                    f"{where}: {setting} is {shortened(found)}; supported is {constant}"
+                )
+        return made
+
+    def settings_held(self, state: dict[str, Tensor], layers: int) -> dict[str, Any]:
+        """The inverse: takes the tensors out of ``state``."""
+        settings: dict[str, Any] = {key: [value] * layers for key, value in self.alike.items()}
+        for setting, name in self.held.items():
+            settings[setting] = [float(state.pop(name.format(i=i))) for i in range(layers)]
+        return settings
 
     def whole(
         self, names: Iterable[str], tensor: Callable[[str], Tensor]
