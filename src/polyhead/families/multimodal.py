@@ -145,5 +145,5 @@ TEXTS = (
         },
         theta=1e6,
     ),
-    replace(_text(_ERNIE, "paddleocr_vl_text", {}), tensors=DECODER),
+    replace(_text(_ERNIE, "paddleocr_vl_text", {}, "paddleocr"), tensors=DECODER),
 )

@@ -72,6 +72,18 @@ def _first_names(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, 
     yield name, tensor
 
 
+def _of_images(config: Any) -> dict[str, Any]:
+    return {"rope.dimension_sections": [2, 2, 2, 0]}
+
+
+def _halves(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """The rows of a model that turns the halves of heads, as PaddleOCR-VL's text model does."""
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        pairs = tensor.reshape(-1, config.head_dim // 2, 2, tensor.shape[-1])
+        tensor = pairs.swapaxes(1, 2).reshape(tensor.shape)
+    yield name, tensor
+
+
 def _activated(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
     """The numbers of xIELU are no tensors in the file."""
     return [] if ".act_fn." in name else [(name, tensor)]
@@ -143,6 +155,7 @@ CASES = (
         {"head_dim": 12},
         axes=(TIED, ({}, {"use_bias": True}), ropes(12)),
         gguf=GgufCase("ernie4_5"),
+        more_gguf=(GgufCase("paddleocr", _of_images, _halves),),
     ),
     Case(
         "ministral",
