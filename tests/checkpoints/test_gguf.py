@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -16,8 +17,9 @@ from polyhead.checkpoints import load_checkpoint
 from polyhead.checkpoints.formats.gguf_file import GGUFFile
 from polyhead.config import RopeConfig
 from polyhead.errors import CheckpointError, ConfigError
-from polyhead.families import find_gguf, read_settings
+from polyhead.families import families, find_gguf, read_settings
 from polyhead.families.common.config_json import read_config
+from polyhead.families.common.gguf_states import Rates
 from polyhead.families.common.steps import At, RotaryPairs
 
 LLAMA = DECODERS["llama, GQA"]
@@ -156,6 +158,7 @@ def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"architecture": "novel"}, r"general\.architecture is 'novel'; supported are .*llama"),
+        ({"architecture": "step35"}, r"'step35', which is not supported: the divisors of rotary"),
         ({"attention__sliding_window": 512}, r"llama\.attention\.sliding_window.*not understood"),
         ({"rope__scaling__type": "longrope"}, r"rope\.scaling\.type is 'longrope'"),
         ({"rope__scaling__attn_factor": 2.0}, r"rope\.scaling\.attn_factor.*2\.0"),
@@ -267,3 +270,48 @@ def test_a_vocabulary_that_is_no_list_is_refused_by_name(tmp_path: Path) -> None
     family = find_gguf(metadata, path)
     with pytest.raises(ConfigError, match=r"ggml\.tokens must be a list of texts: got 5"):
         read_settings(family.gguf, metadata, file.tensors, path, list)
+
+
+def test_files_of_bamba_are_told_from_those_of_granite() -> None:
+    settings = {"block_count": 2, "context_length": 64, "embedding_length": 32}
+    settings |= {"attention.head_count": 4, "rope.scaling.finetuned": True}
+    metadata = {f"granitehybrid.{key}": value for key, value in settings.items()}
+    metadata["general.architecture"] = "granitehybrid"
+    family = find_gguf(metadata, "a.gguf")
+    assert family.gguf is not None
+    with pytest.raises(ConfigError, match=r"a\.gguf: rope\.scaling\.finetuned is True.*Bamba"):
+        read_settings(family.gguf, metadata, {}, "a.gguf", lambda name: [])
+
+
+def test_states_that_would_grow_are_refused() -> None:
+    at: Any = None  # nothing of the configuration matters
+    with pytest.raises(ValueError, match="decay by must not be above 0"):
+        Rates().changed(torch.tensor([-1.0, 0.5]), at)
+
+
+def test_a_missing_part_of_a_tensor_is_named() -> None:
+    gguf = families()["kimi_linear"].gguf
+    assert gguf is not None
+    with pytest.raises(CheckpointError, match=r"'blk\.0\.ssm_conv1d_k\.weight' is missing beside"):
+        [*gguf.whole(["blk.0.ssm_conv1d_q.weight"], torch.ones)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"xielu.alpha_p": None}, r"xielu\.alpha_p must be a list of 2 numbers: got None"),
+        ({"xielu.alpha_n": [0.1]}, r"xielu\.alpha_n must be a list of 2 numbers: got \[0\.1\]"),
+        ({"xielu.beta": [0.5, 0.6]}, r"xielu\.beta is \[0\.5, 0\.6\]; supported is 0\.5"),
+    ],
+)
+def test_numbers_of_an_activation_are_one_for_each_layer(
+    change: dict[str, object], words: str
+) -> None:
+    stated = {"xielu.alpha_p": [0.1, 0.2], "xielu.alpha_n": [0.3, 0.4]}
+    stated |= {"xielu.beta": [0.5, 0.5], "xielu.eps": [-1e-6, -1e-6]}
+    gguf = families()["apertus"].gguf
+    assert gguf is not None
+    held = gguf.tensors_held(stated, 2, "a.gguf")
+    assert held["layers.1.feed_forward.xielu.alpha_n"].tolist() == pytest.approx([0.4])
+    with pytest.raises(ConfigError, match=words):
+        gguf.tensors_held({**stated, **change}, 2, "a.gguf")

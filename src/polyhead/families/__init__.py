@@ -25,7 +25,7 @@ from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.gguf_settings import Settings, read_settings
 from polyhead.families.common.tensors import Tensors
 from polyhead.families.common.wrappers import Text, text_of
-from polyhead.families.refused import REFUSED
+from polyhead.families.refused import GGUF_REFUSED, REFUSED
 
 __all__ = [
     "REFUSED",
@@ -118,6 +118,11 @@ def find_gguf(metadata: Mapping[str, Any], where: object) -> Family:
     for gguf, family in known:
         if gguf.arch == arch and gguf.fits(metadata):
             return family
+    if isinstance(arch, str) and arch in GGUF_REFUSED:
+        raise ConfigError(
+            f"{where}: general.architecture is {arch!r}, which is not supported: "
+            f"{GGUF_REFUSED[arch]}"
+        )
     raise ConfigError(
         f"{where}: general.architecture is {shortened(arch)}; "
         f"supported are {', '.join(sorted({gguf.arch for gguf, _ in known}))}"

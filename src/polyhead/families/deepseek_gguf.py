@@ -79,7 +79,9 @@ def _sparse(values: Mapping[str, Any]) -> dict[str, Any]:
     """Layers without an indexer of their own read an earlier one's; newer files list them."""
     count = without_drafts(values)["num_hidden_layers"]
     names = (f"blk.{i}.indexer.attn_k.weight" for i in range(count))
-    own = values.get(".indexers") or [name in values[".tensors"] for name in names]
+    own = values.get(".indexers")
+    if not isinstance(own, list):
+        own = [name in values[".tensors"] for name in names]
     return {
         **_from_gguf(values),
         "num_hidden_layers": count,

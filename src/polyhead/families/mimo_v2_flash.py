@@ -120,13 +120,14 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     count = without_drafts(values)["num_hidden_layers"]
     near = [bool(each) for each in by_layer(values, ".windows")[:count]]
     heads = by_layer(values, ".kv_heads")[:count]
-    few = next((n for n, is_near in zip(heads, near, strict=True) if not is_near), heads[0] // 2)
-    if heads != [2 * few if is_near else few for is_near in near]:
+    few = next((n for n, each in zip(heads, near, strict=False) if not each), heads[0] // 2)
+    if heads != [2 * few if each else few for each in near]:
         raise ConfigError(
             f"attention.head_count_kv is {heads}; supported are twice as many "
             "in layers with windows"
         )
-    part = values.get(".rotated", values["head_dim"]) / values["head_dim"]
+    size = values.get("head_dim") or 1
+    part = values.get(".rotated", size) / size
     # The first files lack the factor of values, and layers of drafts.
     stated = "attention_value_scale" in values
     newer = {} if stated or "num_nextn_predict_layers" not in values else {_VALUES: None}

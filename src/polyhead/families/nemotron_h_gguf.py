@@ -24,7 +24,7 @@ from polyhead.families.common.gguf_states import (
     mamba2_steps,
     mamba2_values,
 )
-from polyhead.families.common.mixtures import GGUF_MIXTURE
+from polyhead.families.common.mixtures import GGUF_MIXTURE, without_drafts
 from polyhead.families.common.reading import FULL, LINEAR
 
 DENSE, SPARSE = "mlp", "moe"
@@ -45,7 +45,7 @@ _OF_EXPERTS: Mapping[str, str | None] = {
 
 
 def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
-    count = values["num_hidden_layers"] - values.get("num_nextn_predict_layers", 0)
+    count = without_drafts(values)["num_hidden_layers"]
     hidden, blocks = by_layer(values, ".hidden"), []
     for i, (full, size) in enumerate(zip(attends(values), hidden, strict=True)):
         sparse = f"blk.{i}.ffn_gate_inp.weight" in values[".tensors"]

@@ -14,6 +14,7 @@ from typing import Any
 from polyhead.config import TransformerConfig
 from polyhead.families.common.gguf import EXPERTS, Gguf
 from polyhead.families.common.gguf_states import Rates, Tiled, TiledColumns, divided
+from polyhead.families.common.mixtures import without_drafts
 from polyhead.families.common.steps import AsRow, QKVOfStates
 from polyhead.families.common.tensors import Rule
 
@@ -33,10 +34,9 @@ _OF_IMAGES = [11, 11, 10, 0]  # the converter's where config.json says nothing
 
 
 def _values(values: Mapping[str, Any]) -> dict[str, Any]:
-    extra = values.get("mtp_num_hidden_layers", 0)
     return {
         "linear_value_head_dim": divided(values, "linear_num_value_heads", "ssm.time_step_rank"),
-        "num_hidden_layers": values["num_hidden_layers"] - extra,
+        **without_drafts(values, "mtp_num_hidden_layers"),
     }
 
 

@@ -52,3 +52,13 @@ REFUSED: Mapping[str, str] = {
     "t5gemma2": "its decoder sees its own tokens and the encoder's in one softmax",
     "nllb-moe": "transformers' own class uses two of its experts alone, so no result is known",
 }
+
+GGUF_REFUSED: Mapping[str, str] = {
+    "chatglm": "the converter takes the norm's epsilon and the rotary base from keys that GLM-4's "
+    "config.json has not, so files have others",
+    "gemma-embedding": "its tokens see those after them, which is not built for Gemma 3",
+    "gptj": "llama.cpp's converter writes no such files",
+    "step35": "the divisors of rotary frequencies are computed for whole heads, of which layers "
+    "without a window rotate a half",
+}
+"""Architectures of GGUF files of which a family is near, and why they are not read."""

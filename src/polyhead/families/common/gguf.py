@@ -283,7 +283,10 @@ class Gguf:
 
 
 def _joined(joined: Joined, parts: Sequence[str], tensor: Callable[[str], Tensor]) -> Tensor:
-    return joined.join([tensor(part) for part in parts])
+    try:
+        return joined.join([tensor(part) for part in parts])
+    except (RuntimeError, IndexError) as error:
+        raise CheckpointError(f"tensors {', '.join(parts)} do not fit: {error}") from error
 
 
 def _by_letter(name: str) -> tuple[str, str]:

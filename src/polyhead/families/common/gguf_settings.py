@@ -21,7 +21,14 @@ _HARMLESS = frozenset(
 # Settings that may differ between layers.
 _BY_LAYER = frozenset(("attention.head_count", "attention.head_count_kv", "feed_forward_length"))
 # Lists that are taken as they are, and settings that are texts.
-_LISTS = frozenset((*WINDOWS, "activation_sparsity_scale", "attention.indexer.types"))
+_LISTS = frozenset(
+    (
+        *WINDOWS,
+        "activation_sparsity_scale",
+        "attention.indexer.types",
+        "rope.dimension_sections",
+    )
+)
 _TEXTS = frozenset(("hidden_act",))
 _REQUIRED = ("context_length", "embedding_length", "attention.head_count")
 
@@ -51,6 +58,7 @@ class Settings:
             dict(zip(self.by_layer, each, strict=True))
             for each in zip(*self.by_layer.values(), strict=True)
         ]
+        kinds = kinds[: len(config.layers)]  # others predict further tokens
         layers = [read({**self.values, **kind}).layers[i] for i, kind in enumerate(kinds)]
         return replace(config, layers=tuple(layers))
 
@@ -158,7 +166,7 @@ def _single(keys: Keys, setting: str, layers: int) -> Any:
         flag = isinstance(each, bool) and setting in SETTINGS
         if flag or not isinstance(each, int | float):
             raise keys.refused(setting, value, "a number")
-    if not isinstance(value, list) or setting.startswith("rope.") or setting in _LISTS:
+    if not isinstance(value, list) or setting in _LISTS:
         return value
     same = len({*map(repr, value)}) == 1
     if len(value) != layers or not (same or setting in _BY_LAYER):

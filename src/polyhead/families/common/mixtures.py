@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from polyhead.config import FeedForwardConfig, MixtureConfig, TransformerConfig
+from polyhead.errors import ConfigError
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.steps import PerExpert, Rows
 from polyhead.families.common.tensors import Rule, under
@@ -189,7 +190,17 @@ def drafting(values: Mapping[str, Any], key: str = "num_nextn_predict_layers") -
     return {rf"layers\.({numbers})\..+": DRAFTS} if extra else {}
 
 
-def without_drafts(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The number of layers of a GGUF file, which counts those among the others."""
-    extra = values.get("num_nextn_predict_layers", 0)
-    return {"num_hidden_layers": values["num_hidden_layers"] - extra}
+def without_drafts(
+    values: Mapping[str, Any], key: str = "num_nextn_predict_layers"
+) -> dict[str, Any]:
+    """The number of layers of a GGUF file, which counts those among the others.
+
+    Raises:
+        ConfigError: There are no layers but those.
+    """
+    layers, extra = values["num_hidden_layers"], values.get(key, 0)
+    if type(extra) is not int or not 0 <= extra < layers:
+        raise ConfigError(
+            f"nextn_predict_layers is {extra}; supported is 0 to {layers - 1}, below block_count"
+        )
+    return {"num_hidden_layers": layers - extra}
