@@ -55,8 +55,8 @@ modules for the rest; no: modules). *GGUF* is the architecture of GGUF files, te
 
 From the directory of a whole model the text model is loaded; it reads ids. Its type may be another
 family's than the usual one here. What is left out stands in `Checkpoint.left_out`. The text
-models of Qwen2-VL, Qwen3-VL and Mistral Small 3 are read from GGUF files too (`qwen2vl`, `qwen3vl`,
-`qwen3vlmoe`, `mistral3`).
+models of Qwen2-VL, Qwen3-VL, PaddleOCR-VL and Mistral Small 3 are read from GGUF files too
+(`qwen2vl`, `qwen3vl`, `qwen3vlmoe`, `paddleocr`, `mistral3`).
 
 | `model_type` | text model | left out |
 |---|---|---|""",
@@ -80,7 +80,7 @@ _CHINESE = (
     """
 ## 多模态模型里的文本模型
 
-从整个模型的目录里加载文本模型；它读词元编号。它的类型也可以不是这里写的常见类型。略去的部分见 `Checkpoint.left_out`。Qwen2-VL、Qwen3-VL 和 Mistral Small 3 的文本模型也能从 GGUF 文件读取（`qwen2vl`、`qwen3vl`、`qwen3vlmoe`、`mistral3`）。
+从整个模型的目录里加载文本模型；它读词元编号。它的类型也可以不是这里写的常见类型。略去的部分见 `Checkpoint.left_out`。Qwen2-VL、Qwen3-VL、PaddleOCR-VL 和 Mistral Small 3 的文本模型也能从 GGUF 文件读取（`qwen2vl`、`qwen3vl`、`qwen3vlmoe`、`paddleocr`、`mistral3`）。
 
 | `model_type` | 文本模型 | 略去 |
 |---|---|---|""",  # noqa: E501
