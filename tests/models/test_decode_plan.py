@@ -361,6 +361,41 @@ def test_a_plan_goes_with_its_cache() -> None:
     assert plan() is None
 
 
+def test_a_plan_begins_with_what_another_knew_while_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, described = _model(), []
+
+    def counted(code: Any, layer: nn.Module, *rest: Any) -> Any:
+        described.append([*model.layers].index(layer))
+        return export_layer(code, layer, *rest)
+
+    monkeypatch.setattr(fused_layers, "export_layer", counted)
+
+    def decoded(kernel: str) -> Tensor:
+        cache = model.new_cache(64)
+        model(_ids(S, 0), cache=cache)
+        found: Tensor = model(_ids(1, 1), cache=cache, kernel=kernel)
+        return found
+
+    def doubled(norm: RMSNorm, x: Tensor) -> Tensor:
+        return own(norm, x) * 2
+
+    decoded("auto")
+    assert described == [0, 1, 2]
+    decoded("auto")
+    assert described == [0, 1, 2]
+    weight = model.layers[1].feed_forward.down_proj.weight
+    model.layers[1].feed_forward.down_proj.weight = nn.Parameter(weight * 2)
+    torch.testing.assert_close(decoded("auto"), decoded("reference"))
+    assert described == [0, 1, 2, 1]
+    own = RMSNorm.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(RMSNorm, "forward", doubled)
+        torch.testing.assert_close(decoded("auto"), decoded("reference"))
+    torch.testing.assert_close(decoded("auto"), decoded("reference"))
+
+
 def test_a_layer_is_described_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model()
     attention = model.layers[1].attention
@@ -374,8 +409,8 @@ def test_a_layer_is_described_once_until_it_changes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fused_layers, "export_layer", described_now)
     cache = model.new_cache(64).fork()
     model(_ids(S, 0), cache=cache)
-    # In the model's plan, and where that refuses it in its own.
-    assert sorted(native_layer) == [0, 0, 1, 1, 2, 2]
+    # In the model's plan, and the one that is refused in its own.
+    assert sorted(native_layer) == [0, 1, 1, 2]
     native_layer.clear()
     for change, anew in (
         (lambda: None, []),

@@ -379,13 +379,13 @@ def test_native_code_goes_no_further_than_a_layer_that_it_ends_early() -> None:
     _Ways(model, cache)
     assert code is not None
     plan = decode_plan.DecodePlan(model.layers)
-    guard = plan.guard(code)
+    classes = plan.classes(code)
     with FusedLayers(code, x, None, None, None) as run:
         for index, layer in enumerate(model.layers):
-            known = plan[index].native_layer(code, layer, x, plan.changed)
+            known = plan[index].native_layer(code, layer, x, classes)
             assert known is not None
             assert run.try_add(plan[index], known, None, cache.layers[index], None)
-        assert run.computed(guard)[1] == ATTENTION
+        assert run.computed(classes.guard)[1] == ATTENTION
     assert [layer.length for layer in cache.layers] == [S + 2, S + 1]
 
 

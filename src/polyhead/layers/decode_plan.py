@@ -1,13 +1,14 @@
 """The decode plan: how the layers of a model take a few tokens by native code, and when not.
 
-Computing a layer of a small model takes less time than calling its ten operations from Python. Here
-they are one call, for all layers that follow each other, with the bits of the layers' own path. A
-``DecodePlan`` exports each layer to native code once (``native_layer.py``). It lives as long as the
-cache that it decodes with, keeps neither modules nor weights alive, and is valid while nothing that
-it has read changes, which native code finds out in every call before it computes anything
-(``csrc/module/guards.h``). A layer that has changed is described again. Layers that native code
-does not know run as modules, and so do all other cases (prompts, gradients, other masks, caches
-that must encode or move tokens); ``DecodePlan.explain`` says which and why.
+Computing a layer of a small model takes less time than calling its ten operations from Python.
+Here they are one call, for all layers that follow each other, with the bits of the layers' own
+path. A ``DecodePlan`` exports each layer to native code once (``native_layer.py``), or takes what
+another plan exported. It lives as long as the cache that it decodes with, keeps neither modules
+nor weights alive, and is valid while nothing that it has read changes, which native code finds out
+in every call before it computes anything (``csrc/module/guards.h``). A layer that has changed is
+described again. Layers that native code does not know run as modules, and so do all other cases
+(prompts, gradients, other masks, caches that must encode or move tokens); ``DecodePlan.explain``
+says which and why.
 
 Shape letters: B batch, E embed size.
 """
@@ -22,13 +23,13 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches import KeyValueCache, ModelCache, SequenceCache
-from polyhead.layers.exact import changed_classes, guarded_classes
+from polyhead.layers.exact import Classes, classes_now
 from polyhead.layers.fused_layers import FusedLayers, PlannedLayer
 from polyhead.layers.gemm import code_for
 from polyhead.layers.native_layer import NETWORK
 from polyhead.layers.repeated_step import RepeatedStep
 from polyhead.native import Code
-from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS, Guard
+from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
 from polyhead.semantics import Bias, Causal, Mask
 
 _PARTS = {0: "nothing", 1: "self-attention", 2: "both attentions"}
@@ -67,8 +68,7 @@ class DecodePlan:
 
     def __init__(self, layers: Iterable[nn.Module]) -> None:
         self._planned = [PlannedLayer(layer) for layer in layers]
-        self._classes: Guard | None = None
-        self._changed: dict[type, str] = {}
+        self._classes: Classes | None = None
         self._repeated: RepeatedStep | None = None
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -83,16 +83,15 @@ class DecodePlan:
                 return False
         return True
 
-    def guard(self, code: Code) -> Guard:
-        """What must be unchanged of classes."""
+    def classes(self, code: Code) -> Classes:
+        """The classes as they were when layers were described."""
         if self._classes is None:
-            self._changed = changed_classes()
-            self._classes = code.guard(guarded_classes())
+            self._classes = classes_now(code)
         return self._classes
 
     def check_classes(self, code: Code) -> None:
         """Describes all layers anew if a method of a class has changed."""
-        if self._classes is not None and not code.holds(self._classes):
+        if self._classes is not None and not code.holds(self._classes.guard):
             self._classes = None
             for planned in self._planned:
                 planned.forget()
@@ -105,7 +104,8 @@ class DecodePlan:
         if repeated is None or repeated.code is not code:
             return None
         caches = [cache for _, bias, cache, _ in parts if bias is None]
-        found = repeated.take(x, self._classes, self._planned, caches)
+        guard = None if self._classes is None else self._classes.guard
+        found = repeated.take(x, guard, self._planned, caches)
         if found is None:
             repeated.forget()
         elif (whole := found[1] // NETWORK) < len(parts):
@@ -117,11 +117,6 @@ class DecodePlan:
         if self._repeated is None or self._repeated.code is not code:
             self._repeated = RepeatedStep(code)
         return self._repeated
-
-    @property
-    def changed(self) -> dict[type, str]:
-        """Classes that are not as they were defined."""
-        return self._changed
 
     @property
     def is_native(self) -> bool:
@@ -252,16 +247,16 @@ def _stepped(
     alone: bool = False,
 ) -> tuple[Tensor, int, int]:
     for _ in range(2):  # a layer that has changed is described again
-        guard, changed = plan.guard(code), plan.changed
+        classes = plan.classes(code)
         with FusedLayers(code, x, mask, context, context_mask, counts) as run:
             for index in range(first, len(parts)):
                 layer, bias, cache, context_cache = parts[index]
                 planned = plan[index]
-                known = planned.native_layer(code, layer, x, changed)
+                known = planned.native_layer(code, layer, x, classes)
                 if (
                     known is None
                     or (known.has_hooks and not alone)
-                    or type(cache) in changed
+                    or type(cache) in classes.changed
                     or known.crosses is (context is None)  # the layer says what is wrong
                     or not run.try_add(planned, known, bias, cache, context_cache)
                     or not run.is_complete
@@ -272,7 +267,7 @@ def _stepped(
             repeated = None
             if run.is_repeatable and run.count == len(parts) and not alone:
                 repeated = plan.to_repeat(code)
-            found, done = run.computed(guard, repeated)
+            found, done = run.computed(classes.guard, repeated)
         if done:
             return found, *divmod(done, NETWORK)
         plan.check_classes(code)

@@ -12,11 +12,13 @@ import dataclasses
 import gc
 import weakref
 from collections.abc import Container, Iterable, Mapping
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, Generic, NamedTuple, TypeGuard, TypeVar
 
 from torch import nn
 
 from polyhead.config import Data
+from polyhead.native import Code
+from polyhead.native.arguments import Guard
 
 _T = TypeVar("_T")
 _NEVER_IN_A_CALL = {
@@ -129,6 +131,30 @@ def guarded_classes() -> tuple[tuple[dict[str, Any], None], ...]:
         for held in gc.get_referents(vars(base))
         if isinstance(held, dict)
     )
+
+
+class Classes(NamedTuple):
+    """The classes of modules as they are.
+
+    Attributes:
+        guard: Holds while nothing in them changes.
+        changed: Those that were changed since they were defined, and what in them.
+    """
+
+    guard: Guard
+    changed: dict[type, str]
+
+
+_classes: dict[tuple[Code, int], Classes] = {}
+
+
+def classes_now(code: Code) -> Classes:
+    """The classes as they are; the same object while nothing in them changes."""
+    key = code, len(_DEFINED)
+    found = _classes.get(key)
+    if found is None or not code.holds(found.guard):
+        found = _classes[key] = Classes(code.guard(guarded_classes()), changed_classes())
+    return found
 
 
 _TABLES = "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks"

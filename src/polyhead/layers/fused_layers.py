@@ -25,7 +25,7 @@ from polyhead.caches import (
 )
 from polyhead.caches.pooled_step import PooledStep
 from polyhead.caches.reserved import KVSegment
-from polyhead.layers.exact import ExactType, guarded_attributes
+from polyhead.layers.exact import Classes, ExactType, guarded_attributes
 from polyhead.layers.native_attention import ROPE
 from polyhead.layers.native_export import NotExportableError
 from polyhead.layers.native_layer import (
@@ -71,7 +71,7 @@ class PlannedLayer:
         self._refused: tuple[torch.dtype, int, Guard] | None = None
 
     def native_layer(
-        self, code: Code, layer: nn.Module, x: Tensor, changed: dict[type, str]
+        self, code: Code, layer: nn.Module, x: Tensor, classes: Classes
     ) -> NativeLayer | None:
         """The description for the dtype and size of x, made where there is none; None: modules."""
         known, wanted = self.known, (x.dtype, x.shape[2])
@@ -82,10 +82,14 @@ class PlannedLayer:
         refused = self._refused
         if refused is not None and refused[:2] == wanted and code.holds(refused[2]):
             return None
+        if known is None and (known := _described(layer, wanted, classes)) is not None:
+            self.known, self.why = known, known.why
+            return known
         self.forget()
         try:
-            self.known = export_layer(code, layer, x, changed)
+            self.known = export_layer(code, layer, x, classes.changed)
             self.why = self.known.why
+            _last[layer] = self.known, classes
         except NotExportableError as error:
             self.why = phrase(layer._modules, error)
             self._refused = *wanted, code.guard(guarded_attributes(layer.modules()))
@@ -93,6 +97,9 @@ class PlannedLayer:
 
     def forget(self) -> None:
         """The layer has changed."""
+        layer = self.layer()
+        if layer is not None and (last := _last.get(layer)) and last[0] is self.known:
+            _last.pop(layer, None)
         self.known = self._refused = self._fitting = None
 
     def reserve_slots(
@@ -113,6 +120,21 @@ class PlannedLayer:
         if shape is not None and held is not None:
             self._fitting = weakref.ref(contents)
         return held
+
+
+_last: weakref.WeakKeyDictionary[nn.Module, tuple[NativeLayer, Classes]]
+_last = weakref.WeakKeyDictionary()
+"""The last description of a layer that a plan made: the next one begins with it."""
+
+
+def _described(
+    layer: nn.Module, wanted: tuple[torch.dtype, int], classes: Classes
+) -> NativeLayer | None:
+    """What another plan knows of a layer, for the dtype and size of x; the step checks the rest."""
+    known, before = _last.get(layer, (None, None))
+    if known is None or before is not classes or (known.dtype, known.embed_dim) != wanted:
+        return None
+    return None if known.has_hooks and not has_hooks(layer) else known
 
 
 class FusedLayers:
