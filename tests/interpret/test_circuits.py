@@ -10,8 +10,9 @@ from tiny import decoder, encoder
 from torch import Tensor, nn
 
 import polyhead as ph
-from polyhead.config import NormGateConfig
+from polyhead.config import HeadTransformConfig, NormGateConfig
 from polyhead.errors import InputError, UnsupportedError
+from polyhead.interpret.attribution import LogitAttribution
 from polyhead.interpret.circuits import HeadCircuits
 from polyhead.interpret.contributions import Contributions
 
@@ -102,6 +103,19 @@ def test_contributions_know_the_bytes_that_they_keep(model: ph.Transformer, ids:
     # The heads of two layers, what the last norm read, and logits.
     wanted = 4 * B * T * (2 * 4 * 8 + config.embed_dim + config.vocab_size)
     assert Contributions(model, ids).nbytes == wanted
+
+
+@pytest.mark.parametrize("kind", [Contributions, LogitAttribution])
+def test_logits_behind_transforms_have_no_shares(
+    kind: type[Contributions], model: ph.Transformer, ids: Tensor
+) -> None:
+    """An activation and a norm between stream and logits leave no sum over heads."""
+    transforms = (HeadTransformConfig(None, "gelu"),)
+    other = ph.Transformer(replace(model.config, head_transforms=transforms)).eval()
+    with pytest.raises(UnsupportedError, match="not linear in its stream: head_transforms"):
+        kind(other, ids).logit(65)
+    with pytest.raises(UnsupportedError, match="has no output head"):
+        kind(ph.Transformer(replace(model.config, head=None)).eval(), ids).logit(65)
 
 
 def test_what_has_no_such_circuits_is_refused(model: ph.Transformer, ids: Tensor) -> None:

@@ -124,18 +124,6 @@ class LogitAttribution(Contributions):
     def _share(self, name: str, token: int, other: int | None, position: int) -> Tensor:
         return self._seen(self._written[name][:, None], token, other, position)[0, 0]
 
-    def _seen(self, part: Tensor, token: int, other: int | None, position: int) -> Tensor:
-        """``[B, H]`` the shares of what was written, ``[B, H, T, E]``."""
-        seen = self._through(self._model.final_norm, part)[:, :, position]
-        return seen @ self._direction(token, other).to(seen)
-
-    def _direction(self, token: int, other: int | None) -> Tensor:
-        """``[E]`` along which the stream raises the logit."""
-        if self._model.head is None or len(self._model.head.transforms):
-            raise UnsupportedError("this model has no logits that are linear in its stream")
-        weight = self._model.unembedding.detach()
-        return weight[token] if other is None else weight[token] - weight[other]
-
     def _norms(self) -> list[nn.Module]:
         behind = [
             layer_of(self._model, i)._modules.get("feed_forward_out_norm")

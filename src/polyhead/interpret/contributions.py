@@ -88,17 +88,27 @@ class Contributions:
             position: Which query's; −1 the last.
 
         Raises:
-            UnsupportedError: The model has no logits.
+            UnsupportedError: The model has no logits, or transforms states before them.
         """
-        model = self._model
-        if model.head is None:
+        layers = range(len(self._outputs))
+        return [self._seen(self.residual(layer), token, None, position) for layer in layers]
+
+    def _seen(self, part: Tensor, token: int, other: int | None, position: int) -> Tensor:
+        """``[B, H]`` the shares of what was written, ``[B, H, T, E]``."""
+        seen = self._through(self._model.final_norm, part)[:, :, position]
+        return seen @ self._direction(token, other).to(seen)
+
+    def _direction(self, token: int, other: int | None) -> Tensor:
+        """``[E]`` along which the stream raises the logit, or the difference of two."""
+        head = self._model.head
+        if head is None:
             raise UnsupportedError("this model has no output head, so it has no logits")
-        weight = model.unembedding
-        shares = []
-        for layer in range(len(self._outputs)):
-            seen = self._through(model.final_norm, self.residual(layer))[:, :, position]
-            shares.append(seen @ weight.detach()[token])
-        return shares
+        if len(head.transforms):
+            raise UnsupportedError(
+                "this model's logits are not linear in its stream: head_transforms stand between"
+            )
+        weight = self._model.unembedding.detach()
+        return weight[token] if other is None else weight[token] - weight[other]
 
     def _through(self, norm: nn.Module | None, part: Tensor) -> Tensor:
         """A part ``[B, H, T, E]`` of a norm's input, as the norm scaled the whole."""
