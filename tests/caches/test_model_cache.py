@@ -113,6 +113,21 @@ def test_planned_bytes_of_all_layers_are_allocated_bytes():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("page", [None, 4, 16])
+def test_planned_bytes_are_held_bytes_with_windows_and_pages(page):
+    """Pages keep what a window has left, and a decoding step does not read it."""
+    options = {} if page is None else {"kind": "paged", "page_size": page}
+    ids = torch.zeros(2, 30, dtype=torch.int64)
+    for net, more in ((model(), {}), (tiny_encoder_decoder(), {"encoder_ids": ids})):
+        cache = net.new_cache(**options)
+        net(ids, **more, cache=cache)
+        planned = ph.plan(net.config, tokens=30, batch_size=2, dtype="float32", page_size=page)
+        assert planned.cache_bytes == cache.bytes
+    planned = ph.plan(config(), tokens=30, batch_size=2, dtype="float32", page_size=page)
+    assert planned.decode_cache_bytes == 2 * (2 * WINDOW + 30) * 16 * 4
+
+
+@torch.no_grad()
 def test_rollback_is_refused_before_any_layer_changes():
     net, cache = model(), ModelCache.for_config(config(), spare=1)
     net(torch.zeros(1, 20, dtype=torch.int64), cache=cache)

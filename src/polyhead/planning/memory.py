@@ -59,7 +59,7 @@ class LayerCache:
     more: tuple[LayerCache, ...] = ()
     """Further keys and values of each token, of other kinds."""
     chosen: int | None = None
-    """Keys that a query reads at most, where it chooses; None: all."""
+    """Keys that a query reads at most, where it chooses or sees a window of pages; None: all."""
     borrowed: bool = False
     """Whether another layer keeps its keys and values, which it only reads."""
 
@@ -140,7 +140,8 @@ def layer_cache(
 ) -> LayerCache:
     """The cache that one attention needs on each rank.
 
-    A window is a ring of that many tokens; pages are for the layers that remember everything.
+    As ``polyhead.caches.choice.layer_caches`` chooses: a window is a ring of that many tokens,
+    except in pages, which keep every token.
 
     Raises:
         ConfigError: An unknown ``kv_dtype`` or a page that does not go with it.
@@ -160,8 +161,11 @@ def layer_cache(
             f"share: ranks must be 1: got {ranks}"
         )
     layout: Layout = Dense() if page_size is None else Paged(page_size)
-    if (window := shape.visible_window) is not None:
+    window, chosen = shape.visible_window, shape.attention_span.chosen
+    if window is not None and page_size is None:
         layout = Ring(window)
+    elif window is not None:
+        chosen = window if chosen is None else min(window, chosen)
     made = [
         LayerCache(
             (where := layout_of(held, layout)),
@@ -176,7 +180,6 @@ def layer_cache(
     for each in made:
         each._stores()  # refuses options that contradict each other
     first = made[0] if made else LayerCache(layout, Plain(), 0, 0, 0, dtype)
-    chosen = shape.attention_span.chosen
     borrowed = any(memory.borrowed for memory in memories)
     return replace(first, others=others, more=tuple(made[1:]), chosen=chosen, borrowed=borrowed)
 
@@ -187,9 +190,12 @@ def caches(
     """One cache per decoder layer, then one per cross-attention; an encoder has none."""
     if model.kind == "encoder":
         return ()
-    shapes: list[HeadLayout] = [layer.attention for layer in model.layers]
-    shapes += [layer.cross_attention for layer in model.layers if layer.cross_attention]
-    return tuple(layer_cache(shape, kv_dtype, page_size, ranks) for shape in shapes)
+    crossed = [layer.cross_attention for layer in model.layers if layer.cross_attention]
+    return (
+        *(layer_cache(layer.attention, kv_dtype, page_size, ranks) for layer in model.layers),
+        # A context comes at once and stays, so it needs no pages.
+        *(layer_cache(shape, kv_dtype, None, ranks) for shape in crossed),
+    )
 
 
 def token_bytes(model: TransformerConfig, kv_dtype: str) -> int:

@@ -91,7 +91,8 @@ def plan(
         kv_dtype: Dtype of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
             ``QuantizedCache`` keeps them, scales included); default: ``dtype`` where a cache can
             have it, bfloat16 otherwise.
-        page_size: Tokens per page of the cache; default: not paged.
+        page_size: Tokens per page of the cache, whose layers then keep every token, as those of
+            ``new_cache(kind="paged")`` do; default: not paged, a window is a ring.
         tensor_parallel: Ranks. Query and kv heads, hidden features and the vocabulary are shared;
             norms and the latents of MLA are on every rank, and a kv head on several where there
             are more ranks than kv heads.
