@@ -142,6 +142,8 @@ def test_neutral_values_of_refused_options_are_accepted(client: TestClient) -> N
     absent = dict.fromkeys(CHAT.keys() - {"messages", "model", "max_tokens", *neutral})
     path, body = chat(max_tokens=1, user="me", metadata={"a": "b"}, **neutral)
     assert client.post(path, json=absent | body).status_code == 200
+    path, body = text(max_tokens=1, suffix="")
+    assert client.post(path, json=body).status_code == 200
 
 
 def test_every_option_of_openai_is_in_the_table() -> None:
