@@ -89,7 +89,8 @@ class PlannedLayer:
         try:
             self.known = export_layer(code, layer, x, classes.changed)
             self.why = self.known.why
-            _last[layer] = self.known, classes
+            if self.known.last == NETWORK:  # else what it ends at may change unseen
+                _last[layer] = self.known, classes
         except NotExportableError as error:
             self.why = phrase(layer._modules, error)
             self._refused = *wanted, code.guard(guarded_attributes(layer.modules()))
@@ -124,7 +125,7 @@ class PlannedLayer:
 
 _last: weakref.WeakKeyDictionary[nn.Module, tuple[NativeLayer, Classes]]
 _last = weakref.WeakKeyDictionary()
-"""The last description of a layer that a plan made: the next one begins with it."""
+"""The last whole description of a layer that a plan made: the next one begins with it."""
 
 
 def _described(
