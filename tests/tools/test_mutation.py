@@ -66,7 +66,7 @@ def test_changes_that_a_test_judges_are_caught_and_others_survive(tmp_path: Path
         (tmp_path / name).write_text(text, encoding="utf-8")
     before = contents(tmp_path)
     call = [sys.executable, str(ROOT / "tools/mutation.py"), "--root", str(tmp_path)]
-    call += ["--package", "toy", "--seed", "1", "--jobs", "2", "--number", "9", "--least", "90"]
+    call += ["--package", "toy", "--seed", "1", "--jobs", "1", "--number", "9", "--least", "90"]
     done = subprocess.run(call, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     judged = [line.split()[0] for line in lines if "/judged.py:" in line]
