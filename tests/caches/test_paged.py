@@ -1,5 +1,6 @@
 """Pages: where they lie changes nothing, shared ones are never written, free ones never read."""
 
+import copy
 import random
 
 import pytest
@@ -155,3 +156,65 @@ def test_impossible_pages_are_refused_by_name(make, words):
     with pytest.raises(ValueError) as error:
         make()
     assert words in str(error.value)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("seed", range(6))
+def test_slots_are_reserved_in_pages_of_ones_own(seed):
+    """As the native step writes: reserve, then fill; beside forks that share the last pages."""
+    draw = random.Random(seed)
+    cache = PagedCache(4)
+    k = tokens(draw.randint(1, 9), batch=3, seed=seed)
+    cache.append(k, k)
+    alive = [(cache, [[*row.unbind(1)] for row in k])]
+    for step in range(60):
+        held, rows = alive[draw.randrange(len(alive))]
+        act = draw.random()
+        if act < 0.12 and len(alive) < 4:
+            alive.append((held.fork(), [[*row] for row in rows]))
+        elif act < 0.16:
+            alive.append((copy.deepcopy(held), [[*row] for row in rows]))
+        elif act < 0.22 and held is not cache:
+            alive[:] = [each for each in alive if each[0] is not held]
+        elif act < 0.3:
+            back = [draw.randint(0, min(3, len(row) - 1)) for row in rows]
+            held.rollback(back)
+            for row, count in zip(rows, back, strict=True):
+                del row[len(row) - count :]
+        elif act < 0.36:
+            order = [draw.randrange(len(rows)) for _ in rows]
+            held.reorder(order)
+            rows[:] = [[*rows[i]] for i in order]
+        else:
+            counts = [draw.randint(1, 3) if draw.random() < 0.3 else 1 for _ in rows]
+            with held.in_use:
+                ((pages, _, _, stop, table, _),) = held.reserve_slots(None, counts)
+                if draw.random() < 0.1:
+                    held.release_slots()
+                    continue
+                for b, count in enumerate(counts):
+                    for _ in range(count):
+                        token, place = tokens(1, 1, 100 * step + b)[0, :, 0], len(rows[b])
+                        pages[table[b, place // 4], :, place % 4] = token
+                        rows[b].append(token)
+            assert stop == max(map(len, rows))
+        for other, expected in alive:
+            assert other.lengths == [*map(len, expected)]
+            keys = other.source().gather()[0]
+            for b, row in enumerate(expected):
+                assert torch.equal(keys[b, :, : len(row)], torch.stack(row, dim=1))
+    check_pools([other for other, _ in alive if pool_of(other) is pool_of(cache)])
+
+
+@torch.no_grad()
+def test_a_fork_ends_what_a_cache_knows_to_be_its_own():
+    cache = PagedCache(8)
+    cache.append(tokens(3), tokens(3))
+    with cache.in_use:
+        cache.reserve_slots(None, 1)
+    fork = cache.fork()
+    with cache.in_use:
+        cache.reserve_slots(None, 1)
+    pages, shared = (c._memories["tokens"].table for c in (cache, fork))
+    assert all(a != b for a, b in zip(pages, shared, strict=True))
+    check_pools([cache, fork])

@@ -26,6 +26,22 @@ def test_greedy_takes_the_first_of_equal_logits() -> None:
     assert Sampler(Sampling())(torch.tensor([1.0, 5.0, 5.0])) == 1
 
 
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 512, 1000])
+def test_greedy_takes_the_first_of_the_largest_wherever_it_is(size: int) -> None:
+    generator = torch.Generator().manual_seed(size)
+    for _ in range(20):
+        logits = torch.randint(-3, 4, (size,), generator=generator).float()
+        logits[torch.rand(size, generator=generator) < 0.2] = -math.inf
+        place = int(torch.randint(size, (1,), generator=generator))
+        logits[place] = 3
+        expected = int((logits == 3).nonzero()[0])
+        assert Sampler(Sampling())(logits) == Sampler(Sampling())(logits[None]) == expected
+        for bad in (math.nan, math.inf):
+            logits[place] = bad
+            with pytest.raises(ValueError, match="finite"):
+                Sampler(Sampling())(logits)
+
+
 def test_probabilities_are_softmax_of_logits_over_temperature() -> None:
     got = Sampler(Sampling(temperature=0.5, seed=0)).probabilities(LOGITS)
     torch.testing.assert_close(got, (LOGITS / 0.5).softmax(-1))

@@ -58,6 +58,7 @@ class PagePool:
         tensors: One per field.
         references: How many table entries point to each page.
         free: Pages that none points to; the last is handed out next.
+        shares: How often a page got one more.
         limit: Pages that the tensors may have at most; None: any number.
         lock: Held while any of these changes. A thread that waits for it holds no other pool's.
         writers: Steps of native code that write into the tensors, without the lock.
@@ -75,6 +76,7 @@ class PagePool:
         self.references: list[int] = []
         self.free: list[int] = []
         self.limit: int | None = None
+        self.shares = 0
         self._begin()
 
     def _begin(self) -> None:
@@ -90,9 +92,9 @@ class PagePool:
 
     @locked
     def __getstate__(self) -> dict[str, Any]:
-        known = ("store", "device", "page", "limit", "tensors", "references", "free")
+        known = ("store", "device", "page", "limit", "shares", "tensors", "references", "free")
         state = {name: getattr(self, name) for name in known}
-        return state | {name: [*state[name]] for name in known[4:]}
+        return state | {name: [*state[name]] for name in known[5:]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -203,7 +205,8 @@ class PagePool:
     @locked
     def end_writing(self) -> None:
         self.writers -= 1
-        self.lock.notify_all()
+        if self.movers:
+            self.lock.notify_all()
 
     @locked
     def as_views(self) -> list[Tensor]:
@@ -230,6 +233,7 @@ class PagePool:
         return copy
 
     def share(self, pages: Iterable[int]) -> None:
+        self.shares += 1
         for page in pages:
             self.references[page] += 1
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import threading
 import weakref
+from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Self
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from polyhead.semantics.sources import PageTable
 
 WITHOUT_INDEX = frozenset({"cpu"})
 """Devices where writing makes the numbers of its pages anew, and keeps no index of all."""
+_PAGES_TO_COME = 8
+"""Pages of a row that an index has room for beyond the longest row, so that few are made anew."""
 
 
 class Pages(Memory):
@@ -40,6 +43,8 @@ class Pages(Memory):
         self.stops, self.firsts = [0] * batch, [0] * batch
         self.table: list[list[int]] = [[] for _ in range(batch)]
         self._index: Tensor | None = None
+        self._numbers = array("q")  # the memory of the index
+        self._fitting = self.stops, 0, 0  # for which stops and ``pool.shares``: ``_room()``
         weakref.finalize(self, _release_all, self.pool, self.table)
 
     @property
@@ -73,7 +78,7 @@ class Pages(Memory):
         count, page = records[0].shape[2], self.pool.page
         if not count:
             return
-        self._own(dict.fromkeys(touched, range(start, start + count)))
+        self._own(self._lacking((row, (start, count)) for row in touched))
         unit, first = torch.arange(start, start + count, device=self.device), start // page
         if self.device.type in WITHOUT_INDEX:
             pages = torch.tensor([self.table[row][first:] for row in touched], device="cpu")
@@ -89,7 +94,7 @@ class Pages(Memory):
         """Appends ``[B, heads, n, width]`` per field in one write; rows may differ in length."""
         count, page = records[0].shape[2], self.pool.page
         units = [range(stop, stop + count) for stop in self.stops]
-        self._own(dict(enumerate(units)))
+        self._own(self._lacking(enumerate((stop, count) for stop in self.stops)))
         pages = [[row[n // page] for n in new] for row, new in zip(self.table, units, strict=True)]
         where = torch.tensor(pages), torch.tensor([[n % page for n in new] for new in units])
         for tensor, record in zip(self.tensors, records, strict=True):
@@ -97,52 +102,79 @@ class Pages(Memory):
         self.count(None, count)
 
     @locked
-    def reserve_slots(self, counts: Sequence[int]) -> bool:
+    def reserve_slots(self, counts: Sequence[int]) -> tuple[list[Tensor], Tensor] | None:
         """Counts units of every row, in pages of its own, that the caller is going to write.
 
         Nobody moves the pages before the caller says ``pool.end_writing()``.
 
         Returns:
-            False, and nothing is counted, where other threads would have to be waited for.
+            ``as_views()`` and ``page_index()`` with them. None, and nothing is counted, where other
+            threads would have to be waited for.
         """
-        rows = enumerate(zip(self.stops, counts, strict=True))
-        new = {row: range(stop, stop + count) for row, (stop, count) in rows}
-        taken = self._taken(new)
-        if not self.pool.begin_writing(taken):
-            return False
-        if taken:
+        pool, most, room = self.pool, max(counts), self._room()
+        if most <= room and not pool.movers:
+            pool.writers += 1
+            self.count(None, counts)
+            self._fitting = self.stops, pool.shares, room - most
+        else:
+            new = self._lacking(enumerate(zip(self.stops, counts, strict=True)))
+            if not pool.begin_writing(self._taken(new)):
+                return None
             self._own(new)
-        self.count(None, counts)
-        return True
+            self.count(None, counts)
+        return self.as_views(), self.page_index()
+
+    def _room(self) -> int:
+        """Units that every row can take in its last page, if that is no other sequence's too."""
+        stops, shares, room = self._fitting
+        if stops is self.stops and shares == self.pool.shares:
+            return room
+        page, references = self.pool.page, self.pool.references
+        room = min((-stop % page for stop in self.stops), default=0)
+        if room and any(references[row[-1]] > 1 for row in self.table):
+            room = 0
+        self._fitting = self.stops, self.pool.shares, room
+        return room
 
     def as_views(self) -> list[Tensor]:
         """``[pages, heads, P, width]`` per field, views."""
         return self.pool.as_views()[: len(self.store.fields)]
 
-    def _taken(self, new: Mapping[int, range]) -> int:
+    def _lacking(self, new: Iterable[tuple[int, tuple[int, int]]]) -> dict[int, range]:
+        """Of rows, each with its first new unit and how many, those that lack pages of their own."""
+        size, references, table = self.pool.page, self.pool.references, self.table
+        return {
+            row: range(start, start + count)
+            for row, (start, count) in new
+            if start + count > len(table[row]) * size
+            or (start % size and references[table[row][-1]] > 1)
+        }
+
+    def _taken(self, lacking: Mapping[int, range]) -> int:
         """Pages that ``_own`` takes."""
         fresh, shared = 0, Counter[int]()
         size, references = self.pool.page, self.pool.references
-        for row, units in new.items():
+        for row, units in lacking.items():
             pages = self.table[row]
-            if units.stop > len(pages) * size:
-                fresh += self.store.pages(units.stop) - len(pages)
+            fresh += max(0, self.store.pages(units.stop) - len(pages))
             if units.start % size and references[pages[-1]] > 1:
                 shared[pages[-1]] += 1
         # The last row of all that point to a page keeps it.
         return fresh + sum(min(n, references[page] - 1) for page, n in shared.items())
 
-    def _own(self, new: Mapping[int, range]) -> None:
+    def _own(self, lacking: Mapping[int, range]) -> None:
         """Pages for units of some rows that no other sequence uses."""
-        self.pool.reserve(self._taken(new))
-        for row, units in new.items():
+        if not lacking:
+            return
+        self.pool.reserve(self._taken(lacking))
+        for row, units in lacking.items():
             pages = self.table[row]
             if units.start % self.pool.page and self.pool.references[pages[-1]] > 1:
                 pages[-1] = self.pool.own(pages[-1])
                 self._index = None
             while len(pages) < self.store.pages(units.stop):
                 pages.append(self.pool.take())
-                self._index = None
+                self._add_to_index(row)
 
     def read(self, start: int, stop: int, only: int | None = None) -> list[Tensor]:
         tensors = self.tensors if only is None else [self.tensors[only]]
@@ -162,17 +194,34 @@ class Pages(Memory):
         return PageTable(self.page_index()[:, first:last], start - first * page, stop - start)
 
     def page_index(self) -> Tensor:
-        """``[B, m]`` the table; a row that is shorter repeats a page that the mask hides."""
+        """``[B, m]`` the table; numbers beyond a row's pages are of any page, and masks hide it."""
         if self._index is None:
-            longest = max(map(len, self.table), default=0)
-            rows = [row + [0] * (longest - len(row)) for row in self.table]
-            index = torch.tensor(rows, dtype=torch.int64, device="cpu")
+            more = _PAGES_TO_COME if self.device.type == "cpu" else 0
+            longest = max(map(len, self.table), default=0) + more
+            self._numbers = array("q", bytes(8 * longest * len(self.table)))
+            for row, pages in enumerate(self.table):
+                self._numbers[row * longest : row * longest + len(pages)] = array("q", pages)
+            shape = len(self.table), longest
+            if not self._numbers:
+                return torch.empty(shape, dtype=torch.int64, device=self.device)
+            index = torch.frombuffer(self._numbers, dtype=torch.int64).view(shape)
             if self.device.type == "cuda":
                 index = index.pin_memory()  # else the copy would wait for the device
             if self.device.type != "cpu":
                 index = index.to(self.device, non_blocking=True)
             self._index = index
         return self._index
+
+    def _add_to_index(self, row: int) -> None:
+        """The index with the page that a row has just got, as long as there is room in it."""
+        index, place = self._index, len(self.table[row]) - 1
+        if index is not None and self.device.type == "cpu" and place < index.shape[1]:
+            self._numbers[row * index.shape[1] + place] = self.table[row][place]
+        else:
+            self._index = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_index": None, "_numbers": array("q")}  # which share memory
 
     def spans(self, first: int, stop: int) -> list[Span]:
         return [Span(first, first, stop - first)] if first < stop else []

@@ -143,13 +143,13 @@ def _reserve_elsewhere(contents: LayerKV, counts: Sequence[int]) -> Reserved | N
         return _reserve_in_tail(contents, counts[0], contents.storage)
     memory = contents.main
     before = Undo(memory, memory.stops, memory.firsts)
-    stop = max(length + count for length, count in zip(memory.stops, counts, strict=True))
     if isinstance(memory, Pages):
-        if not memory.reserve_slots(counts):
+        if (found := memory.reserve_slots(counts)) is None:
             return None
-        k, *more = memory.as_views()
-        table = memory.page_index()
-        return Reserved([(k, more[0] if more else None, 0, stop, table, None)], before)
+        (k, *more), table = found
+        v = more[0] if more else None
+        return Reserved([(k, v, 0, max(memory.stops), table, None)], before)
+    stop = max(length + count for length, count in zip(memory.stops, counts, strict=True))
     if type(contents.layout) is not Dense or stop > memory.capacity:
         return None
     memory.count(None, counts)

@@ -273,9 +273,12 @@ class StoredCache(KeyValueCache):
         if isinstance(found.before.memory, Pages):
             self.in_use.afterwards(found.before.memory.pool.end_writing)
         # Without ``held``: its tensors would stay alive when these rows grow.
-        self._undo = found.before, self._lengths
-        counts = [count] * len(self._lengths) if isinstance(count, int) else count
-        self._lengths = [n + more for n, more in zip(self._lengths, counts, strict=True)]
+        before, lengths = self._undo = found.before, self._lengths
+        if before.stops == lengths:  # then so are they now
+            self._lengths = before.memory.stops
+        else:
+            counts = [count] * len(lengths) if isinstance(count, int) else count
+            self._lengths = [n + more for n, more in zip(lengths, counts, strict=True)]
         return found.held
 
     def release_slots(self) -> None:

@@ -208,7 +208,7 @@ class Engine:
                 busy = bool(self._rows or self._queue)
                 for row in [each for each in self._queue if each.unwanted()]:
                     self._queue.remove(row)
-            with self._exactly(), torch.inference_mode():
+            with torch.inference_mode():
                 self._drop([row for row in self._rows if row.unwanted()])
                 self._read_prompts(self._decode())
             return busy
@@ -223,6 +223,10 @@ class Engine:
 
     def _exactly(self) -> AbstractContextManager[None]:
         return batch_invariant() if self.batch_invariant else nullcontext()
+
+    def _drawing(self, row: Row) -> AbstractContextManager[None]:
+        """What a row's draws are made in: a maximum is the same in any order."""
+        return nullcontext() if row.is_greedy else self._exactly()
 
     def start(self) -> None:
         """Starts the thread that computes; does nothing if it runs."""
@@ -322,7 +326,8 @@ class Engine:
                 spare = self._budget.spare(self._rows, rows) - 1
                 guesses = guesses_of(rows, read, min(self.lookup_tokens, spare))
             step = partial(logits_of, self.model, self.adapters, cache, rows, read, guesses)
-            logits = self.heads.watched(rows, read, step)
+            with self._exactly():
+                logits = self.heads.watched(rows, read, step)
         except Exception as error:
             # A call that fails leaves its cache as it was: the others are computed in the next.
             youngest = max(rows, key=self._rows.index)
@@ -332,7 +337,8 @@ class Engine:
         wrong = []
         for row, ids, guess, scores in zip(rows, read, guesses, logits, strict=True):
             feed(row, len(ids), self._counts)
-            wrong.append(len(guess) - take_guessed(row, guess, scores, self._counts))
+            with self._drawing(row):
+                wrong.append(len(guess) - take_guessed(row, guess, scores, self._counts))
         if cache is not None:
             if any(wrong):
                 cache.rollback(wrong)
@@ -350,7 +356,8 @@ class Engine:
             self._reading = row
             count = min(left, row.length - row.fed)
             try:
-                logits = logits_alone(self.model, self.adapters, row, count)
+                with self._exactly():
+                    logits = logits_alone(self.model, self.adapters, row, count)
             except Exception as error:
                 row.end("error", error)
                 self._drop([row])
@@ -359,7 +366,8 @@ class Engine:
             left -= count
             if row.fed < row.length:
                 return
-            take(row, logits, self._counts)
+            with self._drawing(row):
+                take(row, logits, self._counts)
             self._reading = None
             self._finish_reading(row)
 

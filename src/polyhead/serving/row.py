@@ -155,6 +155,11 @@ class Row:
         """Whether there is no room for a token."""
         return self._limit < 1
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether its tokens are those of the largest logits, and nothing else is computed."""
+        return self._sampler.rule.greedy and not self._rules and self._likeliest is None
+
     @torch.inference_mode()
     def _take(self, logits: Tensor) -> None:
         """Draws a token, and tells the caller."""

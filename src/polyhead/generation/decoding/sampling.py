@@ -22,6 +22,8 @@ from torch import Tensor
 
 from polyhead._utils.checks import check_int, check_number
 
+_RUN = 256
+"""Logits of which the largest is found together."""
 NO_TOKEN = "logits must be finite: the model produced NaN or infinity, or rules leave no token"
 
 
@@ -117,10 +119,7 @@ class Sampler:
             ValueError: no logit is finite, or one is NaN: nothing can be drawn from them.
         """
         if self.generator is None:
-            largest, token = logits.max(dim=-1)
-            if not math.isfinite(float(largest)):
-                raise ValueError(NO_TOKEN)
-            return int(token)
+            return likeliest(logits.reshape(-1))
         probabilities = self.probabilities(logits.reshape(-1))
         return int(torch.multinomial(probabilities, 1, generator=self.generator))
 
@@ -202,6 +201,25 @@ class Sampler:
         return scores.masked_fill(
             torch.zeros_like(dropped).scatter_(-1, tokens, dropped), -math.inf
         )
+
+
+def likeliest(logits: Tensor) -> int:
+    """The place of the largest of ``logits [V]``, the first of several.
+
+    Raises:
+        ValueError: None is finite, or one is NaN.
+    """
+    first, whole = 0, logits.numel() // _RUN * _RUN
+    if logits.is_cpu and whole:  # torch finds a maximum ten times faster than its place
+        runs = logits[:whole].view(-1, _RUN).amax(dim=-1)
+        if whole < logits.numel():
+            runs = torch.cat([runs, logits[whole:].amax(dim=-1, keepdim=True)])
+        first = _RUN * int(runs.argmax())
+        logits = logits[first : first + _RUN]
+    place = int(logits.argmax())
+    if not math.isfinite(float(logits[place])):
+        raise ValueError(NO_TOKEN)
+    return first + place
 
 
 def drawn_each(samplers: Sequence[Sampler], scores: Tensor) -> list[int]:
