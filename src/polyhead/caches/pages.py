@@ -141,7 +141,7 @@ class Pages(Memory):
         return self.pool.as_views()[: len(self.store.fields)]
 
     def _lacking(self, new: Iterable[tuple[int, tuple[int, int]]]) -> dict[int, range]:
-        """Of rows, each with its first new unit and how many, those that lack pages of their own."""
+        """Of rows, with their first new units and how many, those that lack pages of their own."""
         size, references, table = self.pool.page, self.pool.references, self.table
         return {
             row: range(start, start + count)

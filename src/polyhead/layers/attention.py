@@ -182,7 +182,8 @@ class MultiHeadAttention(HeadProjections):
         Args:
             x: ``[B, T, E]``.
             context: ``[B, S, kdim]``, or a pair of it and ``[B, S, vdim]``; None: self-attention.
-            *more: Refused: torch's query, key and value are ``x`` and ``(key, value)`` here.
+            *more: Refused: torch's query, key and value are ``x`` and ``(key, value)`` here. The
+                old ONNX exporter (``dynamo=False``) gives all arguments by position.
             mask: Who may look at whom; None: everything is visible. The window is added to it.
             bias: Added to the scores: ``ALiBi``, ``RelativeBias`` or ``[B, H, T, S]``.
             positions: ``[T]`` or ``[B, T]`` of ``x``; default: they follow on from the cache, and
@@ -203,8 +204,9 @@ class MultiHeadAttention(HeadProjections):
         """
         if more:
             raise TypeError(
-                f"{type(self).__name__} takes x and a context: got {2 + len(more)} tensors; "
-                "torch's (query, key, value) is (query, (key, value)), self-attention takes x alone"
+                f"{type(self).__name__} takes x and a context by position, all else by name: got "
+                f"{2 + len(more)} arguments; torch's (query, key, value) is (query, (key, value)), "
+                "self-attention takes x alone"
             )
         if unknown:
             refuse(type(self).__name__, unknown)
