@@ -65,8 +65,9 @@ def in_child(work: Callable[[], Any], folder: Path, seconds: float) -> Any:
 
 
 def end_group(child: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
+    for kill in (os.killpg, os.kill):  # it may not have come to make its group
+        with contextlib.suppress(ProcessLookupError):
+            kill(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child, 0)
     _groups.discard(child)
