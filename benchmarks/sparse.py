@@ -6,6 +6,12 @@ Three ways are timed in turns: ours over all keys, ours over the chosen ones, an
 without such an operation: torch copies the chosen keys, then its fused attention runs (for
 BlockSparse: torch's fused attention with the mask drawn). Results of the last two are compared
 first, in float32. The last line is JSON, in milliseconds.
+
+    python benchmarks/sparse.py --choice [--threads 1] [--repeats 5]
+
+times an indexer's choice alone (64 heads of 128, the best 2,048 keys): native code, and torch's
+operations on tiles, which run where native code may not. Seconds of the processor, which other
+programs change little; both must choose the same keys but for a few whose scores nearly tie.
 """
 
 from __future__ import annotations
@@ -16,12 +22,14 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 import polyhead as ph
+from polyhead import native
 from polyhead.kernels.choosing import choose_keys
 from polyhead.semantics import DenseSource
 
@@ -98,20 +106,55 @@ def indexed(queries: int, keys: int, count: int) -> Ways:
     return name, lambda: ph.attention(asked, latents, latents[..., :512]), ours, torchs
 
 
-def timed(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
+def choices(repeats: int) -> list[dict[str, object]]:
+    """Prints and returns what the choice of keys takes, natively and by torch's operations."""
+    rows: list[dict[str, object]] = []
+    print(f"{'64 heads of 128, 2,048 keys chosen':46} {'native':>8} {'torch':>8} {'ratio':>6}")
+    for dtype in (torch.float32, torch.bfloat16):
+        for queries, keys in ((1, 65_536), (4, 65_536), (8, 65_536), (256, 8192)):
+            q, k = torch.randn(1, 64, queries, 128).to(dtype), torch.randn(1, 1, keys, 128)
+            weights, source = torch.rand(1, 64, queries), DenseSource(*[k.to(dtype)] * 2)
+
+            def ours() -> Tensor:
+                return choose_keys(q, weights, source, 2048, mask=ph.Causal()).blocks  # noqa: B023
+
+            def torchs() -> Tensor:
+                with patch.object(native, "code_for", return_value=None):
+                    return ours()  # noqa: B023
+
+            found, wanted = ours().flatten(0, 2), torchs().flatten(0, 2)
+            apart = [len({*a} ^ {*b}) for a, b in zip(found.tolist(), wanted.tolist(), strict=True)]
+            assert max(apart) <= 8, apart
+            turns = [
+                [timed(way, time.process_time) for way in (ours, torchs)] for _ in range(repeats)
+            ]
+            mine, peer = (1e3 * statistics.median(x) for x in zip(*turns, strict=True))
+            name = f"{str(dtype)[6:]}, {queries} queries over {keys:,} keys"
+            rows.append({"case": name, "native": mine, "torch": peer})
+            print(f"{name:46} {mine:8.1f} {peer:8.1f} {peer / mine:6.1f}")
+    return rows
+
+
+def timed(run: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    start = clock()
     run()
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--repeats", type=int, default=5)
+    options.add_argument("--choice", action="store_true")
     given = options.parse_args()
     torch.set_num_threads(given.threads)
     torch.manual_seed(0)
-    print(f"{platform.processor() or platform.machine()}, {given.threads} threads, float32, ms")
+    machine = f"{platform.processor() or platform.machine()}, {given.threads} threads"
+    if given.choice:
+        print(f"{machine}, ms of the processor")
+        print(json.dumps(choices(given.repeats)))
+        return
+    print(f"{machine}, float32, ms")
     print(f"{'':58} {'all keys':>9} {'chosen':>8} {'torch':>8}")
     rows = []
     for name, *ways in cases():

@@ -100,6 +100,16 @@ constexpr int kMostChoosers = 16;  // threads that choose in a step
 
 inline int64_t choice_numbers(const BlockChoice& c, int64_t threads) { return threads * (2 * c.key_dim + c.count); }
 
+// Queries that choose single keys by a lightning indexer's scores, all heads together: of those that they see the ones
+// whose Σ_h weight_h · relu(q_h · k) is highest, of equal ones the first.
+struct KeyChoice {
+    Attention call;                     // its queries, its keys of one kv head, and who sees whom: alike for all heads
+    const float* weights;               // [B, H, T]
+    int64_t weights_batch, weights_head, weights_query;
+    int64_t top_k;
+    int64_t* chosen;                    // [B, T, top_k], ascending, -1 behind them
+};
+
 // What `out` and `lse` of a call that was computed say about its q, k and v (one segment), and its bias.
 struct Gradients {
     Attention call;

@@ -5,28 +5,9 @@
 #include "../common/registers.h"
 #include "../common/team.h"
 #include "arguments.h"
+#include "ranks.h"
 
 namespace polyhead::PH_NAMESPACE {
-
-// Scores as whole numbers of the same order; 0: a block that is never chosen.
-inline uint32_t rank_of(float score) {
-    if (!(score > -__builtin_inff())) return 0;
-    score += 0.0f;  // of two zeros too
-    uint32_t bits;
-    __builtin_memcpy(&bits, &score, 4);
-    return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
-}
-
-// The highest number that `wanted` of the ranks reach; 0: fewer have one.
-inline uint32_t rank_reached_by(const uint32_t* ranks, int64_t count, int64_t wanted) {
-    uint32_t least = 0;
-    for (uint32_t bit = 0x80000000u; bit; bit >>= 1) {
-        uint32_t reached = 0;
-        for (int64_t n = 0; n < count; ++n) reached += ranks[n] >= (least | bit);
-        if (reached >= wanted) least |= bit;
-    }
-    return least;
-}
 
 // `bounds` and `ranks` are the thread's own.
 template <class T> void choose_list(const BlockChoice& c, int64_t b, int64_t g, int64_t t, float* bounds, uint32_t* ranks) {
@@ -49,11 +30,7 @@ template <class T> void choose_list(const BlockChoice& c, int64_t b, int64_t g, 
             for (int64_t d = 0; d < 2 * D; d += W) all = multiply_add(all, load_some(entry + d, 2 * D - d), load_some(bounds + d, 2 * D - d));
             ranks[n] = rank_of(sum(all));
         }
-        const uint32_t least = rank_reached_by(ranks, before, c.top_k - 1);
-        int64_t equal = c.top_k - 1;
-        for (int64_t n = 0; n < before; ++n) equal -= ranks[n] > least;
-        for (int64_t n = 0; n < before; ++n)
-            if (ranks[n] > least || (least && ranks[n] == least && equal-- > 0)) list[found++] = n;
+        found = list_highest(ranks, before, c.top_k - 1, list);
         list[found++] = own;
     }
     while (found < c.top_k) list[found++] = -1;

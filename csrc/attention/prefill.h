@@ -18,21 +18,21 @@ constexpr int64_t kWaitsForMemory = 96;  // with more rows a block is computed f
 
 inline int64_t steps_of(int64_t n, bool pairs) { return pairs ? (n + 1) / 2 : n; }
 
-// [length, D] to [D, kPrefillKeys], 0 beyond length.
+// [length, D] to [D, width], whole vectors, 0 beyond length.
 template <class T>
-void transpose(const T* k, int64_t stride, int64_t length, int64_t D, float* to) {
-    for (int64_t j = 0; j < kPrefillKeys; j += W) {
+void transpose(const T* k, int64_t stride, int64_t length, int64_t D, float* to, int64_t width = kPrefillKeys) {
+    for (int64_t j = 0; j < width; j += W) {
         int64_t d = 0;
         for (; d + W <= D; d += W) {
             Vec rows[W];
             for (int n = 0; n < W; ++n)
                 rows[n] = j + n < length ? load(k + (j + n) * stride + d) : Vec{};
             transpose_in_registers(rows);
-            for (int n = 0; n < W; ++n) store_any(to + (d + n) * kPrefillKeys + j, rows[n]);
+            for (int n = 0; n < W; ++n) store_any(to + (d + n) * width + j, rows[n]);
         }
         for (; d < D; ++d)
             for (int n = 0; n < W; ++n)
-                to[d * kPrefillKeys + j + n] = j + n < length ? to_float(k[(j + n) * stride + d]) : 0.0f;
+                to[d * width + j + n] = j + n < length ? to_float(k[(j + n) * stride + d]) : 0.0f;
     }
 }
 
@@ -47,23 +47,23 @@ void pack_values(const T* v, int64_t stride, int64_t length, int64_t V, int64_t 
 }
 
 #if PH_PAIRS
-// [length, D] to pairs [D / 2, kPrefillKeys].
-inline void transpose(const BFloat16* k, int64_t stride, int64_t length, int64_t D, Pair* to) {
-    for (int64_t j = 0; j < kPrefillKeys; j += W) {
+// [length, D] to pairs [D / 2, width].
+inline void transpose(const BFloat16* k, int64_t stride, int64_t length, int64_t D, Pair* to, int64_t width = kPrefillKeys) {
+    for (int64_t j = 0; j < width; j += W) {
         int64_t d = 0;
         for (; d + 2 * W <= D; d += 2 * W) {
             Vec rows[W];
             for (int n = 0; n < W; ++n)
                 rows[n] = j + n < length ? load_any<Vec>(k + (j + n) * stride + d) : Vec{};
             transpose_in_registers(rows);
-            for (int n = 0; n < W; ++n) store_any(to + (d / 2 + n) * kPrefillKeys + j, rows[n]);
+            for (int n = 0; n < W; ++n) store_any(to + (d / 2 + n) * width + j, rows[n]);
         }
         for (; d < D; d += 2)
             for (int n = 0; n < W; ++n) {
                 const BFloat16* x = k + (j + n) * stride + d;
                 const bool here = j + n < length;
                 const uint32_t low = here ? x[0].bits : 0, high = here && d + 1 < D ? x[1].bits : 0;
-                to[d / 2 * kPrefillKeys + j + n].bits = low | high << 16;
+                to[d / 2 * width + j + n].bits = low | high << 16;
             }
     }
 }

@@ -26,6 +26,7 @@ struct Code {
     void (*route)(const Route&, int threads);
     void (*sink)(const Sinks&, int threads);
     void (*choose_blocks)(const BlockChoice&, int threads);
+    Outcome (*choose_keys)(const KeyChoice&, int threads);
     void (*gated)(const Gated&, int threads);
     void (*dropped)(const Elements&, int threads);
     void (*norm_gradients)(const NormGradients&, int threads);

@@ -1,7 +1,8 @@
-// The blocks of keys that queries choose.
+// The keys that queries choose, in blocks and single ones.
 #pragma once
 
 #include "arguments.h"
+#include "attention.h"
 #include "interface.h"
 
 namespace polyhead {
@@ -39,6 +40,30 @@ inline PyObject* choose_blocks(PyObject*, PyObject* const* args, Py_ssize_t coun
     const Scratch scratch(numbers * sizeof(float));
     if (scratch) c.scratch = scratch.arena().take<float>(numbers);
     return run(scratch, [&] { a.code->choose_blocks(c, a.threads); });
+}
+
+// choose_keys(...): the lists of keys [B, T, k] for q [B, H, T, D] and weights [B, H, T].
+inline PyObject* choose_keys(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = arguments::choose_keys;
+    const Arguments<A> a("choose_keys", args, count);
+    KeyChoice c{};
+    Attention& call = c.call;
+    View weights, chosen;
+    if (!a.code || !attention_from(a[A::q], a[A::segments], a[A::mods], call) || !view_of(a[A::weights], "weights", weights) ||
+        !view_of(a[A::chosen], "chosen", chosen))
+        return nullptr;
+    if (call.kv_heads != 1 || call.queries < 1 || call.keys < 1) return wrong("choose_keys takes queries, and keys of one kv head");
+    if (call.softcap != 0 || call.slopes || call.by_distance || call.bias || call.chosen || call.dropout.least || call.keep_head)
+        return wrong("choose_keys takes bounds and a keep that is the same for all heads, and no other mods");
+    if (weights.kind != kOfFloat32 || weights.dims != 3 || !weights.is(0, call.batch) || !weights.is(1, call.heads) || !weights.is(2, call.queries))
+        return wrong("weights must be [B, H, T] float32");
+    if (chosen.kind != kOfInt64 || chosen.dims != 3 || !chosen.is(0, call.batch) || !chosen.is(1, call.queries) || chosen.size[2] < 1 ||
+        !chosen.is_dense_from(0))
+        return wrong("chosen must be [B, T, k] int64 without gaps");
+    c.weights = (const float*)weights.at;
+    c.weights_batch = weights.stride[0], c.weights_head = weights.stride[1], c.weights_query = weights.stride[2];
+    c.top_k = chosen.size[2], c.chosen = (int64_t*)chosen.at;
+    return run_interruptible([&](InterruptCheck& check) { return call.interrupt = &check, a.code->choose_keys(c, a.threads); });
 }
 
 }  // namespace polyhead

@@ -34,6 +34,7 @@ namespace polyhead {
     X(route, code, threads, x, routing, weights, chosen) \
     X(sink, code, threads, x, lse, sinks) \
     X(choose_blocks, code, threads, q, entries, own, chosen) \
+    X(choose_keys, code, threads, q, weights, segments, mods, chosen) \
     X(recur, code, threads, q, k, v, scale, decay, beta, real, delta, state, out) \
     X(norm, code, threads, x, weight, y) \
     X(rotate, code, threads, x, cos, sin, y) \

@@ -1,14 +1,32 @@
 """The keys that an indexer chooses, from its scores in tiles: no T×S×H products are held.
 
+Native code scores and ranks in one pass (csrc/attention/choose_keys.h) where it may compute and
+reads the mask as bounds or as a tensor; elsewhere torch's operations do.
+
 Shape letters: B batch, H heads of the indexer, T queries, S keys, D features.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 from torch import Tensor
 
-from polyhead.semantics import Chosen, KeyValueSource, Mask, Tokens, Visibility, index_scores
+from polyhead import native
+from polyhead.errors import NotPlainError
+from polyhead.kernels.base import Refusal
+from polyhead.kernels.score_mods import dense, pieces_of, score_mods_of
+from polyhead.semantics import (
+    Call,
+    Chosen,
+    KeyValueSource,
+    Mask,
+    Specification,
+    Tokens,
+    Visibility,
+    index_scores,
+)
 from polyhead.semantics.arguments import query_tokens, with_source_mask
 from polyhead.semantics.call import simplify_mask
 
@@ -40,7 +58,10 @@ def choose_keys(
         q_positions: As in ``attention``.
     """
     q_tokens = query_tokens(q, source, q_positions)
-    mask, _ = simplify_mask(with_source_mask(mask, source), q_tokens, source.tokens)
+    mask, seen = simplify_mask(with_source_mask(mask, source), q_tokens, source.tokens)
+    call = Call(q, source, Specification(1.0, mask), q_tokens, False, seen, False)
+    if (blocks := _natively(call, weights, count)) is not None:
+        return Chosen(blocks)
     (B, H, T, _), S = q.shape, source.tokens.length
     rows = max(1, min(_SCORES // (B * S), 4 * _PRODUCTS // (_KEYS * B * H)))
     found = []
@@ -55,6 +76,22 @@ def choose_keys(
             _fill(scores, q[:, :, start:stop], weights[..., start:stop], source, mask, asking, tile)
         found.append(Chosen.top(scores, count).blocks)
     return Chosen(torch.cat(found, dim=2))
+
+
+def _natively(call: Call, weights: Tensor, count: int) -> Tensor | None:
+    """``[B, 1, T, m]`` the keys that native code chooses, or None where it may not."""
+    q, source = call.q, call.source
+    if (code := native.code_for(q)) is None or source.dtype != q.dtype or not source.in_place:
+        return None
+    mods = score_mods_of(call)
+    if isinstance(mods, Refusal) or count < 1 or not (q.numel() and source.tokens.length):
+        return None
+    if mods.keep is not None and mods.keep.shape[1] > 1:
+        mods = mods._replace(keep=mods.keep.any(dim=1, keepdim=True))
+    count = min(count, source.tokens.length)
+    with suppress(NotPlainError):
+        return code.choose_keys(dense(q), weights.float(), pieces_of(call), mods, count)[:, None]
+    return None
 
 
 def _fill(

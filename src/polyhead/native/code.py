@@ -168,6 +168,35 @@ class Code:
         self._native.choose_blocks(self._index, threads(), q, entries, own, chosen)
         return chosen
 
+    def choose_keys(
+        self,
+        q: Tensor,
+        weights: Tensor,
+        segments: Sequence[KVSegment],
+        mods: ScoreMods,
+        count: int,
+    ) -> Tensor:
+        """The keys of highest ``Σ_h weights_h · relu(q_h · k)`` among those that a query sees.
+
+        A query has the same scores, to the last bit, whatever is beside it and on any number of
+        threads. Of equal ones the first keys are chosen; one of -inf or NaN never is.
+
+        Args:
+            q: ``[B, H, T, D]``, the last dimension dense.
+            weights: ``[B, H, T]`` float32, any strides.
+            segments: Keys of one kv head in the dtype of q; values are not looked at.
+            mods: Bounds, and ``keep`` of one head.
+            count: Keys k that a query chooses.
+
+        Returns:
+            ``[B, T, k]`` int64 numbers of keys of the call, ascending, -1 behind them.
+        """
+        _check_codings(segments)
+        shape = q.shape[0], q.shape[2], count
+        chosen = torch.empty(shape, dtype=torch.int64, device="cpu")
+        self._native.choose_keys(self._index, threads(), q, weights, segments, mods, chosen)
+        return chosen
+
     def sink(self, x: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
         """``x · sigmoid(lse − sink)``: what heads give whose scores are joined by a sink.
 
@@ -297,9 +326,7 @@ class Code:
             mods: Mask, bias, softcap.
             lse: Whether to return ``[B, H, T]`` float32.
         """
-        for segment in segments:
-            if segment.coding is not None:
-                segment.coding.check(segment.k, segment.v)
+        _check_codings(segments)
         B, H, T, _ = q.shape
         out = q.new_empty(B, H, T, segments[0].value_dim)
         found = q.new_empty((B, H, T), dtype=torch.float32) if lse else None
@@ -457,3 +484,9 @@ class Code:
             sums: The running sums of these rows and columns.
         """
         self._native.tile_sums(self._index, threads(), logs, first, sums)
+
+
+def _check_codings(segments: Sequence[KVSegment]) -> None:
+    for segment in segments:
+        if segment.coding is not None:
+            segment.coding.check(segment.k, segment.v)

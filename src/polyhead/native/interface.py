@@ -32,6 +32,7 @@ _FUNCTIONS = {
     "route": "code, threads, x, routing, weights, chosen",
     "sink": "code, threads, x, lse, sinks",
     "choose_blocks": "code, threads, q, entries, own, chosen",
+    "choose_keys": "code, threads, q, weights, segments, mods, chosen",
     "recur": "code, threads, q, k, v, scale, decay, beta, real, delta, state, out",
     "norm": "code, threads, x, weight, y",
     "rotate": "code, threads, x, cos, sin, y",
