@@ -3,8 +3,8 @@
     python tools/arm.py        about 5 minutes on 2 cores; needs g++-aarch64-linux-gnu and qemu-user
 
 Each code runs on a processor that has what it needs (``qemu-aarch64 -cpu``): products dense and in
-blocks of a few rows and of many, in three dtypes, with bytes multiplied as bytes, and attention and
-its gradients of few queries and of many.
+blocks of a few rows and of many, in three dtypes, with bytes multiplied as bytes, attention and its
+gradients of few queries and of many, and the keys that queries choose.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Case:
 
     Attributes:
         name: For messages.
-        kind: 1 is a product, 2 is attention with its gradients.
+        kind: 1 is a product, 2 is attention with its gradients, 3 a choice of keys.
         fields: Whole numbers, and floats where the harness reads one.
         tensors: What it reads then, bytes each.
         results: By name: dtype, values and the error that is allowed.
@@ -126,6 +126,21 @@ def attention(dtype: torch.dtype, queries: int, D: int, V: int, group: int) -> C
     )  # fmt: skip
 
 
+def choice(dtype: torch.dtype, queries: int, heads: int, D: int) -> Case:
+    """The best 20 of 150 keys by whole numbers, which are exact and often equal."""
+    B, S, count = 2, 150, 20
+    shapes = ((B, heads, queries, D), (B, S, D), (B, heads, queries))
+    q, k, weights = (torch.randint(-2, 3, shape).float() for shape in shapes)
+    scores = (weights[..., None] * (q @ k[:, None].mT).relu()).sum(dim=1)
+    best = scores.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    tensors = [as_bytes(q.to(dtype)), as_bytes(k.to(dtype)), as_bytes(weights)]
+    return Case(
+        f"choice {dtype} {queries} queries, {heads} heads of {D}", 3,
+        [DTYPES.index(dtype), B, heads, queries, S, D, count],
+        tensors, {"chosen": (torch.int64, best.sort(dim=-1).values.double(), 0.0)},
+    )  # fmt: skip
+
+
 def every_case() -> list[Case]:
     torch.manual_seed(0)
     found: list[Case] = []
@@ -138,6 +153,7 @@ def every_case() -> list[Case]:
             for queries in (1, 5, 40)
             for sizes in ((64, 64, 1), (32, 48, 3), (40, 24, 4), (128, 128, 8))
         ]
+        found += [choice(dtype, n, *sizes) for n in (1, 9) for sizes in ((64, 128), (5, 19))]
     return found
 
 

@@ -92,6 +92,23 @@ void attention(const Code& code, int threads) {
     write(out), write(lse), write(grad_q), write(grad_k), write(grad_v);
 }
 
+void choice(const Code& code, int threads) {
+    KeyChoice c{};
+    Attention& a = c.call;
+    a.dtype = (Dtype)number(), a.batch = number(), a.heads = number(), a.kv_heads = 1, a.queries = number(), a.keys = number();
+    a.key_dim = a.value_dim = number(), c.top_k = number();
+    const std::vector<char> q = bytes(), k = bytes(), weights = bytes();
+    a.q = q.data(), a.q_token = a.key_dim, a.q_head = a.queries * a.q_token, a.q_batch = a.heads * a.q_head;
+    KVSegment& s = a.segments[0];
+    a.count = 1, s.k = s.v = k.data(), s.length = a.keys;
+    s.k_token = s.v_token = a.key_dim, s.k_batch = s.v_batch = a.keys * s.k_token;
+    c.weights = (const float*)weights.data(), c.weights_query = 1, c.weights_head = a.queries, c.weights_batch = a.heads * a.queries;
+    std::vector<char> chosen(a.batch * a.queries * c.top_k * sizeof(int64_t));
+    c.chosen = (int64_t*)chosen.data();
+    if (code.choose_keys(c, threads) != Outcome::done) std::exit(4);
+    write(chosen);
+}
+
 }  // namespace
 
 int main(int count, char** args) {
@@ -101,7 +118,7 @@ int main(int count, char** args) {
         if (!kRunsHere[i]()) return 5;
         for (int64_t kind; (kind = number()) != 0;) {
             const int threads = (int)number();
-            kind == 1 ? product(*kCodes[i], threads) : attention(*kCodes[i], threads);
+            (kind == 1 ? product : kind == 2 ? attention : choice)(*kCodes[i], threads);
         }
         return std::fclose(results) ? 6 : 0;
     }

@@ -65,6 +65,7 @@ TESTS = {
             for part in ("", "_caches", "_choices", "_experts", "_rows")
         ),
         "kernels/test_one_query.py",
+        "kernels/test_choosing.py",
         "models/test_layer_runs.py",
         "interpret/test_statistics.py",
     ],

@@ -28,6 +28,7 @@ TESTS = [
     "tests/kernels/test_native_codes.py",
     "tests/kernels/test_native_gradients.py",
     "tests/kernels/test_one_query.py",
+    "tests/kernels/test_choosing.py",
     "tests/kernels/test_recurrence.py",
     "tests/native/test_rates.py",
     "tests/native/test_fastest.py",

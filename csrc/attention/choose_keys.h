@@ -92,7 +92,7 @@ void score_strip(const ChoicePlan<E>& p, int64_t count, KeyRows<E> keys, const E
             scratch.sums[j + m] = multiply_add(all, some, load(weights + h));
         }
     }
-    for (int64_t j = count; j % W; ++j) scratch.sums[j] = Vec{};
+    // Behind the last key are sums of others, which nobody reads.
     for (int64_t j = 0; j < count; j += W) store(fold<W / 2>(scratch.sums + j), scratch.scores + j);
 }
 

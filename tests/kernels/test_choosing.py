@@ -82,6 +82,21 @@ def test_the_highest_scores_are_chosen_and_of_equal_ones_the_first(
 
 @CODES
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_a_key_of_infinite_score_comes_first_whatever_the_number_of_heads(
+    natively: None, code: native.Code, dtype: torch.dtype
+) -> None:
+    for J in (1, 5, 16, 33):
+        q, k = (whole_numbers(1, *n, 6, dtype=dtype, seed=J) for n in ((J, 3), (1, 40)))
+        q, weights = q.abs() + 1, torch.ones(1, J, 3)
+        k[0, 0, 31, 2] = torch.inf
+        with native.using(code):
+            chosen = choose_keys(q, weights, DenseSource(k, k), 2)
+        check(chosen.blocks, exact(q, weights, k), 2)
+        assert (chosen.blocks == 31).any(dim=-1).all()
+
+
+@CODES
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_only_keys_within_the_bound_of_rounding_change_places(
     natively: None, code: native.Code, dtype: torch.dtype
 ) -> None:
