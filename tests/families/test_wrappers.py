@@ -76,7 +76,8 @@ class Multimodal:
 
     Attributes:
         text: What is added to the text model's tiny config.
-        options: Further configs of the text model, each with keys of the wrapper under "top".
+        options: Further configs of the text model, each with keys of the wrapper under "top", and
+            under "auto" the class that builds both.
         top: Keys of the wrapper.
         unread: Numbers of the text model's tensors that no id reads.
         alone: The class of transformers for the text model alone; a body is compared without head.
@@ -123,6 +124,16 @@ _DOTS = {
     "vision_config": {**_ENCODER, "mlp_layer_types": ["dense"], "adapter_in_dim": 32},
     "audio_config": {**_ENCODER, "adapter_input_size": 32, "downsample_hidden_size": 8},
 }
+_NAMES = {0: "good", 1: "bad", 2: "neither"}
+_CLASSES = (
+    {"auto": "AutoModelForSequenceClassification", "top": {"id2label": _NAMES}},
+    {
+        "auto": "AutoModelForSequenceClassification",
+        "classifier_pooling": "cls",  # of the text model alone
+        "top": {"classifier_pooling": "mean"},
+    },
+    {"auto": "AutoModelForTokenClassification"},
+)
 
 CASES: Mapping[str, Multimodal] = {
     "audioflamingo3": Multimodal(),
@@ -207,6 +218,12 @@ CASES: Mapping[str, Multimodal] = {
     "qwen3_vl_moe": Multimodal({**_SPARSE, **_VL}, (_TIED, {"mlp_only_layers": [0]})),
     "smolvlm": Multimodal(options=(_TIED,)),
     "step3p7": Multimodal(options=(_TIED,), alone="Step3p7TextModel"),
+    "ultravbert": Multimodal(
+        {"sliding_window": 7, "prediction_head_size": 24},
+        (_TIED, *_CLASSES),
+        {"pixel_shuffle_factor": 2},
+        alone="AutoModelForMaskedLM",
+    ),
     "video_llama_3": Multimodal(options=(_TIED,)),
     "video_llava": Multimodal(),
     "vipllava": Multimodal(options=(_TIED,)),
@@ -215,11 +232,22 @@ CASES: Mapping[str, Multimodal] = {
         ({"cross_attention_layers": [0, 3]}, {"cross_attention_layers": None}),
         unread=8 * 32,
     ),
+    "modernvbert": Multimodal(
+        options=(
+            {"norm_bias": True, "mlp_bias": True, **_TIED},
+            {"decoder_bias": False, "classifier_bias": True, "classifier_activation": "relu"},
+            *_CLASSES,
+        ),
+        top={"pixel_shuffle_factor": 2},
+        alone="AutoModelForMaskedLM",
+    ),
     "moss_transcribe_diarize": Multimodal(options=(_UNTIED,)),
     "vibevoice_asr": Multimodal(options=(_TIED,)),
     "voxtral": Multimodal({"head_dim": 8}),
 }
 _EACH = [(name, option) for name, case in CASES.items() for option in ({}, *case.options)]
+_BESIDE = ("top", "auto")
+"""What an option says beside the text model's config."""
 _WITHOUT = {
     "qwen2_5_omni": "qwen2_5_omni_thinker",
     "qwen3_omni_moe": "qwen3_omni_moe_thinker",
@@ -247,7 +275,7 @@ def _shrunk(config: Any) -> dict[str, Any]:
 
 def _config(name: str, option: Values) -> Any:
     case, kind = CASES[name], transformers.CONFIG_MAPPING[name]
-    text = {**case.text, **{key: value for key, value in option.items() if key != "top"}}
+    text = {**case.text, **{key: value for key, value in option.items() if key not in _BESIDE}}
     model_type = text.get("model_type", WRAPPERS[name].text_type)
     family = find_family(model_type, name)
     sizes = {**SIZES, **all_cases()[family.written_as or model_type].sizes, **text}
@@ -272,12 +300,16 @@ def _without_timm(config: Any, build: Any = transformers.AutoModel.from_config, 
 
 
 def _model(name: str, option: Values) -> Any:
-    kind = dict(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES).get(name)
-    kind = kind or dict(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)[name]
+    config, named = _config(name, option), option.get("auto", CASES[name].alone)
     torch.manual_seed(len(str(option)))
-    made = getattr(transformers, kind)
+    if named.startswith("AutoModelFor") and named != "AutoModelForCausalLM":
+        made = getattr(transformers, named)._model_mapping[type(config)]
+    else:
+        kind = dict(modeling_auto.MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES).get(name)
+        kind = kind or dict(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)[name]
+        made = getattr(transformers, kind)
     with patch.object(transformers.AutoModel, "from_config", _without_timm):
-        model = made._from_config(_config(name, option), attn_implementation="eager").eval()
+        model = made._from_config(config, attn_implementation="eager").eval()
     for key, tensor in model.named_parameters():
         norm = tensor.ndim == 1 and key.endswith("weight")
         std = 0.4 if tensor.ndim < 2 else 0.15
@@ -291,12 +323,13 @@ def _ids() -> Tensor:
 
 @torch.no_grad()
 def _same(ours: Checkpoint, wanted: Tensor) -> None:
-    ids = _ids()
-    cache = ours.model.new_cache()
-    chunks = ids.split([*CHUNKS, 24 - sum(CHUNKS)], dim=1)
-    in_steps = torch.cat([ours.model(chunk, cache=cache) for chunk in chunks], dim=1)
+    ids, made = _ids(), [ours.model(_ids())]
+    if ours.config.kind == "decoder":
+        cache = ours.model.new_cache()
+        chunks = ids.split([*CHUNKS, 24 - sum(CHUNKS)], dim=1)
+        made.append(torch.cat([ours.model(chunk, cache=cache) for chunk in chunks], dim=1))
     assert wanted.std() > 0.02
-    for got in (ours.model(ids), in_steps):
+    for got in made:
         assert got.shape == wanted.shape
         assert (got - wanted).abs().max() < all_cases()[ours.family].error * wanted.std()
 
@@ -308,7 +341,17 @@ def _wanted(model: Any) -> Tensor:
 
 
 _OFTEN = frozenset(
-    ("llava", "gemma3", "llama4", "mistral3", "qwen2_vl", "qwen3_vl_moe", "qwen3_5", "voxtral")
+    (
+        "llava",
+        "gemma3",
+        "llama4",
+        "mistral3",
+        "modernvbert",
+        "qwen2_vl",
+        "qwen3_vl_moe",
+        "qwen3_5",
+        "voxtral",
+    )
 )
 """Of those that are alike; transformers' modules of all take half a minute to import."""
 
@@ -335,13 +378,14 @@ def test_text_model_equals_the_whole_on_ids(name: str, option: Values, tmp_path:
     assert {*ours.left_out} <= {*WRAPPERS[name].left_out}
     # Saved, it is the text model alone.
     save_checkpoint(ours, tmp_path / "ours")
-    again, report = getattr(transformers, CASES[name].alone).from_pretrained(
+    alone = option.get("auto", CASES[name].alone)
+    again, report = getattr(transformers, alone).from_pretrained(
         tmp_path / "ours", attn_implementation="eager", output_loading_info=True
     )
     assert again.config.model_type == ours.family
     assert {*report["unexpected_keys"]} <= {"lm_head.weight"}
     assert not report["missing_keys"]
-    if CASES[name].alone.endswith("TextModel"):
+    if alone.endswith("TextModel"):
         with torch.no_grad():
             states = again.eval()(input_ids=_ids()).last_hidden_state
             assert (theirs.lm_head(states) - wanted).abs().max() < 5e-5 * wanted.std()
@@ -456,6 +500,14 @@ def test_names_of_all_versions_are_read(
     _same(load_checkpoint(tmp_path), _wanted(theirs))
 
 
+def test_names_of_ultravberts_modules_are_read_as_those_of_its_files(tmp_path: Path) -> None:
+    theirs = _model("ultravbert", {})
+    theirs.save_pretrained(tmp_path)
+    _renamed(tmp_path, lambda name: name.replace("head.decoder.", "lm_head."))
+    _renamed(tmp_path, lambda name: name.replace("head.linear", "projection_head.linear"))
+    _same(load_checkpoint(tmp_path), _wanted(theirs))
+
+
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl"])
 def test_keys_at_the_top_are_the_text_models(name: str, tmp_path: Path) -> None:
     """As the first files of Qwen2-VL have it, with the name that the rotary type had."""
@@ -517,19 +569,28 @@ def test_bare_body_gives_hidden_states(tmp_path: Path) -> None:
     assert ours.config.head is None
 
 
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("mistral3", "language_model.lm_head.weight"),
+        ("modernvbert", "lm_head.weight"),
+        ("ultravbert", "head.decoder.weight"),
+    ],
+)
 def test_head_that_differs_is_one_of_its_own_and_one_that_is_absent_the_embedding(
-    tmp_path: Path,
+    name: str, head: str, tmp_path: Path
 ) -> None:
     """Files do not always say what their tensors are; transformers goes by the tensors too."""
-    theirs = _model("mistral3", _UNTIED)
+    theirs = _model(name, _UNTIED)
     theirs.save_pretrained(tmp_path)
     _changed(tmp_path, lambda values: {**values, "tie_word_embeddings": True})
     _same(load_checkpoint(tmp_path), _wanted(theirs))
-    head = "language_model.lm_head.weight"
-    save_file(
-        {k: v for k, v in load_file(tmp_path / "model.safetensors").items() if k != head},
-        tmp_path / "model.safetensors",
-    )
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    embedding = tensors[next(key for key in tensors if key.endswith(WRAPPERS[name].embedding))]
+    save_file({**tensors, head: embedding.clone()}, path)
+    assert load_checkpoint(tmp_path).config.head == "tied"
+    save_file({k: v for k, v in tensors.items() if k != head}, path)
     assert load_checkpoint(tmp_path).config.head == "tied"
 
 
@@ -541,6 +602,21 @@ def test_sizes_that_the_file_leaves_out_are_those_of_the_type() -> None:
     }
     config = read_config(values, "config.json")
     assert (config.embed_dim, len(config.layers), config.vocab_size) == (4096, 32, 32_064)
+
+
+def test_encoders_head_is_what_the_keys_of_the_whole_say() -> None:
+    text = {"tie_word_embeddings": True, "classifier_pooling": "mean", "id2label": _NAMES}
+    values = {"model_type": "modernvbert", "text_config": text}
+    for top, head in (({}, "untied"), ({"tie_word_embeddings": True}, "tied")):
+        masked = {**values, "architectures": ["ModernVBertForMaskedLM"], **top}
+        assert read_config(masked, "config.json").head == head
+    classes = {**values, "architectures": ["ModernVBertForSequenceClassification"]}
+    task = read_config(classes, "config.json").task
+    assert task is not None
+    assert (task.pooling, task.num_labels, task.labels) == ("first", 2, ())
+    task = read_config({**classes, "num_labels": 4}, "config.json").task
+    assert task is not None
+    assert task.num_labels == 4
 
 
 def test_directory_without_the_text_model_is_one_sentence(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.gguf_settings import Settings, read_settings
 from polyhead.families.common.tensors import Tensors
-from polyhead.families.common.wrappers import Text, text_of
+from polyhead.families.common.texts import Text, text_of
 from polyhead.families.refused import GGUF_REFUSED, REFUSED
 
 __all__ = [

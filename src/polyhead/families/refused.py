@@ -9,7 +9,6 @@ _STREAMS = "its residual streams are read by weights of low rank, and it hashes 
 _DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
 _CODES = "it reads and writes several codes of sound at a time"
 _SPEECH = "it is several models in one: of text, of speech, and of sound made from units"
-_PICTURES = "it is an encoder that reads the patches of pictures among the tokens of a text"
 
 REFUSED: Mapping[str, str] = {
     "rwkv": _RECURRENT,
@@ -31,8 +30,6 @@ REFUSED: Mapping[str, str] = {
     "mra": "it attends to the blocks that a coarse score chooses, and approximates the others",
     "yoso": "it weighs keys by how likely hashes collide, not by softmax",
     "perceiver": "its layers are over learned latents, which attend to the text once",
-    "modernvbert": _PICTURES,
-    "ultravbert": _PICTURES,
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
     "qwen4_exp": _STREAMS,
     "qwen4_exp_text": _STREAMS,

@@ -7,34 +7,22 @@ under a module of their own, which has had several names:
     language_model.model.layers.0...     language_model.lm_head     before
     model.layers.0...     visual...      lm_head                    Qwen2-VL before
 
-All are read. Modules that ids do not pass through (vision and audio towers, projectors) are left
-out. Ids alone are read as transformers' wrapper reads them: most heads neither scale logits nor cap
-them, whatever the text model does alone.
+All are read (``texts.py``). Modules that ids do not pass through (vision and audio towers,
+projectors) are left out. Ids alone are read as transformers' wrapper reads them: most heads neither
+scale logits nor cap them, whatever the text model does alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-
-import torch
-from torch import Tensor
-
-from polyhead.config import TransformerConfig
-from polyhead.errors import CheckpointError, ConfigError, shortened
-from polyhead.families.common import quantization
-from polyhead.families.common.config_json import HARMLESS
-from polyhead.families.common.keys import Keys
 
 _VISION = ("vision_tower", "multi_modal_projector")
 _AUDIO = ("audio_tower", "multi_modal_projector")
 _OMNI = ("audio_tower", "visual", "talker", "token2wav", "code2wav")
-_HEAD = "lm_head.weight"
-_EMBEDDING = "embed_tokens.weight"
-_BY_LENGTH = ("dynamic", "longrope")
 
 
 @dataclass(frozen=True)
@@ -55,6 +43,9 @@ class Wrapper:
         respelt: Beginnings of the text model's names as some versions write them.
         renamed: Other names that files have for text types.
         defaults: What absent keys of the text model mean, if not what its type says.
+        of_top: Keys that the wrapper's own object says of the text model, whatever that one says.
+        head: The matrix of its logits, by its name in files of the text model alone.
+        embedding: Likewise the end of the embedding's name.
     """
 
     text_type: str
@@ -70,6 +61,9 @@ class Wrapper:
     respelt: Mapping[str, str] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    of_top: tuple[str, ...] = ()
+    head: str = "lm_head.weight"
+    embedding: str = "embed_tokens.weight"
 
     @cached_property
     def around(self) -> re.Pattern[str]:
@@ -108,6 +102,7 @@ _GEMMA_4 = ("vision_tower", "vision_embedder", "audio_tower", "embed_vision", "e
 _DOTS = ("audio_encoder", "vision_encoder", "audio_tower", "vision_tower")
 _IDEFICS = ("vision_model", "connector")
 _SPEECH = ("encoder", "projector")
+_OF_ENCODERS = ("tie_word_embeddings", "classifier_pooling", "id2label", "num_labels")
 
 WRAPPERS: Mapping[str, Wrapper] = {
     "audioflamingo3": Wrapper("qwen2", _AUDIO),
@@ -218,6 +213,15 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "qwen2_5_omni_thinker": Wrapper("qwen2_5_omni_text", _OMNI, outer="thinker"),
     "qwen2_5_vl": Wrapper("qwen2_5_vl_text", _VISUAL, flat=True),
     "mllama": Wrapper("mllama_text_model", ("vision_model", "multi_modal_projector")),
+    "modernvbert": Wrapper(
+        "modernbert",
+        _IDEFICS,
+        module="text_model",
+        respelt={"projection_head.": "head.", "lm_head.": "decoder."},
+        of_top=_OF_ENCODERS,
+        head="decoder.weight",
+        embedding="tok_embeddings.weight",
+    ),
     "moss_transcribe_diarize": Wrapper("qwen3", _AUDIO, tied=True),
     "qwen2_audio": Wrapper("qwen2", _AUDIO),
     "qwen2_vl": Wrapper("qwen2_vl_text", _VISUAL, flat=True),
@@ -232,6 +236,14 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "qwen3_vl_moe": Wrapper("qwen3_vl_moe_text", _VISUAL),
     "smolvlm": Wrapper("llama", _IDEFICS, module="text_model"),
     "step3p7": Wrapper("step3p5", ("vision_model", "multi_modal_projector", "vit_large_projector")),
+    "ultravbert": Wrapper(
+        "ultrabert",
+        _IDEFICS,
+        module="text_model",
+        respelt={"head.decoder.": "cls.", "projection_head.": "head.", "lm_head.": "cls."},
+        of_top=_OF_ENCODERS,
+        head="cls.weight",
+    ),
     "video_llama_3": Wrapper("qwen2", ("vision_model", "projector")),
     "video_llava": Wrapper("llama", ("video_tower", "image_tower", "multi_modal_projector")),
     "vipllava": Wrapper("llama"),
@@ -274,6 +286,7 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "llama": (32_000, 4096, 11_008, 32, 32, 2048),
     "llama4_text": (202_048, 5120, 8192, 48, 40, 131_072),
     "mistral": (32_000, 4096, 14_336, 32, 32, 131_072),
+    "modernbert": (50_368, 768, 1152, 22, 12, 8192),
     "persimmon": (262_144, 4096, 16_384, 36, 64, 16_384),
     "qwen2": (151_936, 4096, 22_016, 32, 32, 32_768),
     "qwen3": (151_936, 4096, 22_016, 32, 32, 32_768),
@@ -289,11 +302,19 @@ SIZES: Mapping[str, tuple[int, ...]] = {
     "glm4v_text": (151_552, 4096, 13_696, 40, 32, 32_768),
     "glm4v_moe_text": (151_424, 4096, 10_944, 46, 96, 65_536),
     "paddleocr_vl_text": (103_424, 1024, 3072, 18, 16, 131_072),
+    "ultrabert": (32_000, 4096, 11_008, 32, 32, 32_768),
 }
 """Sizes that wrappers' files leave out where they are those of transformers' classes."""
 
+
+def sizes_of(text_type: object) -> dict[str, int]:
+    """``SIZES`` of a text model, by config.json's keys."""
+    sizes = SIZES.get(text_type) if isinstance(text_type, str) else None
+    return dict(zip(_SIZE_KEYS, sizes, strict=True)) if sizes else {}
+
+
 # Keys of wrappers, and of their text models, about inputs that are no ids.
-_OF_OTHERS = frozenset(
+OF_OTHERS = frozenset(
     (
         "acoustic_tokenizer_chunk_size", "acoustic_tokenizer_encoder_config",
         "adapter_layer_norm_eps", "alignment_intermediate_size", "assistant_token_id",
@@ -310,8 +331,9 @@ _OF_OTHERS = frozenset(
         "insert_layer_id", "max_value_projector_patch_to_query_dict", "merge_kernel_size",
         "merger_times", "mm_tokens_per_image", "multimodal_projector_bias", "newline_id",
         "num_channels", "num_image_tokens", "patch_size", "perceiver_config",
-        "position_id_per_seconds", "projection_dim", "projection_hidden_size",
-        "projection_layer_norm_eps", "projector_bias", "projector_config", "projector_hidden_act",
+        "pixel_shuffle_factor", "position_id_per_seconds", "projection_dim",
+        "projection_hidden_size", "projection_layer_norm_eps", "projector_bias",
+        "projector_config", "projector_hidden_act",
         "projector_hidden_size", "projector_layernorm_eps", "projector_patch_to_query_dict",
         "projector_use_layernorm", "scale_factor", "seconds_per_chunk",
         "semantic_tokenizer_encoder_config", "slice_end_id", "slice_start_id", "spatial_merge_size",
@@ -327,7 +349,7 @@ _OF_OTHERS = frozenset(
     )
 )  # fmt: skip
 # Keys that a wrapper repeats of its text model.
-_REPEATED = frozenset(
+REPEATED = frozenset(
     (
         "hidden_size",
         "head_dim",
@@ -335,189 +357,7 @@ _REPEATED = frozenset(
         "rope_parameters",
         "max_position_embeddings",
         "_pad_token_id",
+        "classifier_bias",
+        "initializer_cutoff_factor",
     )
 )
-_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-
-
-@dataclass(frozen=True)
-class Text:
-    """The text model of a config.json.
-
-    Attributes:
-        values: Its object, under its own ``model_type``.
-        where: The file and the key, for messages.
-        wrapper: What it stands in; None: the file is the text model's own.
-        may_tie: Whether a head that the file lacks is the embedding, whatever ``values`` say.
-    """
-
-    values: Mapping[str, Any]
-    where: object
-    wrapper: Wrapper | None = None
-    may_tie: bool = False
-
-    def read(self, config: TransformerConfig) -> TransformerConfig:
-        """The configuration as the wrapper computes it.
-
-        Raises:
-            ConfigError: The wrapper does it otherwise than the text model alone.
-        """
-        if self.wrapper is None:
-            return config
-        ropes = (getattr(layer.attention, "rope", None) for layer in config.layers)
-        moving = next((r.type for r in ropes if r is not None and r.type in _BY_LENGTH), None)
-        if self.wrapper.first and moving is not None:
-            raise ConfigError(
-                f"{self.where}: rope_type is {moving!r}, which is not supported: its frequencies "
-                f"depend on positions, which begin at {self.wrapper.first} here"
-            )
-        if self.wrapper.own_head:
-            return config
-        return replace(config, logit_scale=1.0, logit_softcap=None)
-
-    def found(self, tensors: Mapping[str, Tensor], where: object) -> TextTensors:
-        """The text model's tensors among a file's.
-
-        Raises:
-            CheckpointError: There are none, or one is there under two names.
-        """
-        wrapper = self.wrapper
-        if wrapper is None:
-            return TextTensors(tensors, self.values)
-        kept: dict[str, Tensor] = {}
-        names: dict[str, str] = {}
-        left_out: list[str] = []
-        for name, tensor in tensors.items():
-            if wrapper.omitted.match(name):
-                left_out.append(name)
-                continue
-            bare = self.bare(name)
-            if bare in kept:
-                raise CheckpointError(
-                    f"{where}: tensors {shortened(names[bare])} and {shortened(name)} are the same "
-                    "one of the text model"
-                )
-            kept[bare], names[bare] = tensor, name
-        if not any(name != _HEAD for name in kept):
-            raise CheckpointError(
-                f"{where}: the text model's tensors ({wrapper.module}...) are missing: the files "
-                f"hold only {', '.join(self.left_out(left_out)) or 'a head'}"
-            )
-        return TextTensors(kept, self._tied(kept), tuple(left_out), names)
-
-    def bare(self, name: str) -> str:
-        """A tensor's name in files of the text model alone."""
-        if self.wrapper is None:
-            return name
-        match = self.wrapper.inside.match(name) or self.wrapper.around.match(name)
-        bare = name if match is None else name[match.end() :]
-        for theirs, usual in self.wrapper.respelt.items():
-            if bare.startswith(theirs):
-                return usual + bare.removeprefix(theirs)
-        return bare
-
-    def left_out(self, names: Iterable[str]) -> tuple[str, ...]:
-        """The modules of tensors that ids do not pass through."""
-        if self.wrapper is None:
-            return ()
-        found = (self.wrapper.omitted.match(name) for name in names)
-        return tuple(dict.fromkeys(match[1] for match in found if match))
-
-    def _tied(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Any]:
-        """The object, with what the file shows of the head: keys about it have moved.
-
-        As transformers has it, a head that is there and differs is a head of its own.
-        """
-        head = tensors.get(_HEAD)
-        if head is None:
-            tied = self.values["tie_word_embeddings"] or self.may_tie
-        else:
-            embeddings = [each for name, each in tensors.items() if name.endswith(_EMBEDDING)]
-            tied = self.values["tie_word_embeddings"] and any(
-                each.shape == head.shape and torch.equal(each, head) for each in embeddings
-            )
-        return {**self.values, "tie_word_embeddings": bool(tied)}
-
-
-@dataclass(frozen=True)
-class TextTensors:
-    """The text model's tensors.
-
-    Attributes:
-        tensors: By their names in files of the text model alone.
-        values: config.json's object of the text model.
-        left_out: Names of the file's other tensors.
-        names: What the file calls each of ``tensors``.
-    """
-
-    tensors: Mapping[str, Tensor]
-    values: Mapping[str, Any]
-    left_out: tuple[str, ...] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
-
-
-def text_of(values: Mapping[str, Any], where: object) -> Text:
-    """The text model of a config.json; itself, unless it is a wrapper's.
-
-    Raises:
-        ConfigError: The text model's keys are missing, or a wrapper's key is not understood.
-    """
-    kind = values.get("model_type")
-    wrapper = WRAPPERS.get(kind) if isinstance(kind, str) else None
-    if wrapper is None:
-        return Text(values, where)
-    above, inner, at = _parts(values, wrapper, where)
-    text = dict(inner)
-    named = text.get("model_type") or wrapper.text_type
-    if named == kind:
-        named = wrapper.text_type  # so in files of transformers 4
-    text["model_type"] = wrapper.renamed.get(named, named) if isinstance(named, str) else named
-    said = [
-        Keys(part, at).flag("tie_word_embeddings")
-        for part in (above, inner)
-        if part.get("tie_word_embeddings") is not None
-    ]
-    text["tie_word_embeddings"] = any(said) if said else wrapper.tied
-    text["architectures"] = values.get("architectures")
-    for key in (*_IDS, quantization.KEY):
-        if text.get(key) is None and above.get(key) is not None:
-            text[key] = above[key]
-    for key in (*_OF_OTHERS, *wrapper.unused):
-        text.pop(key, None)
-    sizes = SIZES.get(text["model_type"]) if isinstance(text["model_type"], str) else None
-    defaults = dict(zip(_SIZE_KEYS, sizes, strict=True)) if sizes else {}
-    defaults |= wrapper.defaults
-    for key, default in defaults.items():
-        text.setdefault(key, default)
-    may_tie = wrapper.tied and above.get("tie_word_embeddings") is None
-    return Text(text, at, wrapper, may_tie)
-
-
-def _parts(
-    values: Mapping[str, Any], wrapper: Wrapper, where: object
-) -> tuple[Mapping[str, Any], Mapping[str, Any], str]:
-    """The object that has the text model's, the text model's, and its name."""
-    above, at = values, str(where)
-    for key in wrapper.keys:
-        inner = above.get(key)
-        if inner is None and wrapper.flat:
-            return values, _without(values), at
-        if not isinstance(inner, Mapping):
-            raise ConfigError(
-                f"{at}: {key} must be the object of the text model's keys: got {shortened(inner)}"
-                if key in above
-                else f"{at}: {key} is missing: it holds the text model's keys in files of type "
-                f"{values['model_type']!r}"
-            )
-        keys = Keys(above, at)
-        for known in (key, "model_type", "tie_word_embeddings", *_IDS, quantization.KEY):
-            keys.take(known, None)
-        keys.expect("is_encoder_decoder", False, None)
-        keys.finish({*HARMLESS, *_OF_OTHERS, *_REPEATED})
-        outer, above, at = above, inner, f"{at}: {key}"
-    return outer, above, at
-
-
-def _without(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The text model's keys among a wrapper's own."""
-    return {key: value for key, value in values.items() if key not in _OF_OTHERS}
