@@ -138,7 +138,7 @@ def mamba_settings(config: Any) -> Mapping[str, Any]:
 
 
 def mamba(name: str, tensor: Tensor, config: Any) -> Made:
-    """Of Mamba, Falcon-Mamba and Jamba."""
+    """Of Mamba, Falcon-Mamba and Jamba, and what Mamba-2 has of it."""
     if name.endswith(".A_log"):
         tensor = -torch.exp(tensor)
     yield name, tensor.squeeze() if "conv1d.weight" in name else tensor
@@ -159,13 +159,11 @@ def mamba2_settings(config: Any) -> Mapping[str, Any]:
 def mamba2(name: str, tensor: Tensor, config: Any, groups: int | None = None) -> Made:
     """Of Mamba-2 and what has layers of it."""
     name = name.replace(".dt_bias", ".dt_proj.bias")
-    if name.endswith(".A_log"):
-        tensor = -torch.exp(tensor)
     if name.endswith((".A_log", ".D")):
         tensor = tensor.reshape(-1, 1)
     elif name.endswith((".mixer.norm.weight", ".mamba.norm.weight")):
         tensor = tensor.reshape(groups or config.n_groups, -1)
-    yield name, tensor.squeeze() if "conv1d.weight" in name else tensor
+    yield from mamba(name, tensor, config)
 
 
 def of_hybrid(config: Any) -> Mapping[str, Any]:
