@@ -3,8 +3,9 @@
 What the converter changes is written down here again and not taken from polyhead. Settings, names
 and layouts were compared with the converter's and the loader's own code for bert, nomic-bert, t5,
 smollm3, llama (with and without experts), llama4, gemma, gemma2, seed_oss, ernie4_5, ernie4_5-moe,
-dots1, hunyuan-dense, exaone4, olmo, olmo2 (OLMo 2 and 3), qwen2moe, qwen3moe, phi2, phi3 and
-phimoe; for hunyuan-moe, minimax-m2, lfm2 and lfm2moe with the converter's alone.
+dots1, hunyuan-dense, hunyuan_vl, bailingmoe2, exaone4, olmo, olmo2 (OLMo 2 and 3), qwen2moe,
+qwen3moe, phi2, phi3 and phimoe; for t5encoder, jina-bert-v3, llama-embed, hunyuan-moe, minimax-m2,
+lfm2 and lfm2moe with the converter's alone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+Change = Callable[[str, Tensor, Any], Iterable[tuple[str, Tensor]]]
+_QKV = re.compile(r"model\.layers\.(\d+)\.self_attn\.([qkv])_proj\.(weight|bias)")
 _EXPERT = re.compile(r"(.*(?:\.experts|altup_\w*projections))\.\d+\.(.*)")
 
 # Settings under the architecture's prefix and the attributes of transformers' config.
@@ -97,6 +100,23 @@ def plus_one(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tens
 def choice_bias(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
     """The bias of the choice of experts becomes a leaf."""
     yield name.replace("e_score_correction_bias", "e_score_correction.bias"), tensor
+
+
+def fused_qkv(change: Change) -> Change:
+    """The change of files that have queries, keys and values in one tensor."""
+    parts: dict[str, Tensor] = {}
+
+    def fused(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+        found = _QKV.fullmatch(name)
+        if found is None:
+            yield from change(name, tensor, config)
+            return
+        parts[found[2]] = tensor
+        if parts.keys() == {*"qkv"}:
+            rows = [parts.pop(each) for each in "qkv"]
+            yield f"blk.{found[1]}.attn_qkv.{found[3]}", torch.cat(rows)
+
+    return fused
 
 
 def routed(config: Any) -> Mapping[str, Any]:

@@ -254,11 +254,11 @@ def _say_type(path: Path, model_type: str) -> None:
 
 def check_gguf(case: Case, gguf: GgufCase, folder: Path) -> None:
     """A GGUF file is the model that it was written from."""
-    theirs = case.build(gguf.options or {})
+    theirs = case.with_head(gguf.options or {}).build(gguf.options or {})
     path = write(folder / "tiny.gguf", gguf, theirs)
     ours = load_checkpoint(path)
     KINDS[ours.config.kind](case, theirs, ours)
-    others = (each.arch for each in families()[case.model_type].more_gguf)
+    others = (each.arch for each in families()[case.model_type].more_gguf if each.saved)
     if (gguf is case.gguf or gguf.arch in others) and gguf.kind == "gpt2":
         _same_as_converter(path, written=gguf.written)
 

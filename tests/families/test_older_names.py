@@ -277,3 +277,22 @@ def test_glm5_next_states_its_states_in_an_object() -> None:
     ):  # fmt: skip
         with pytest.raises(ConfigError, match=f"{key}|pool"):
             read_config(written | {key: odd}, "config.json")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_file_of_t5s_encoder_alone_may_be_that_of_the_whole(whole: bool) -> None:
+    values = {
+        "model_type": "t5",
+        "architectures": ["T5EncoderModel"],
+        "is_encoder_decoder": whole,
+        "d_model": 32,
+        "d_ff": 40,
+        "num_heads": 4,
+        "num_layers": 3,
+        "num_decoder_layers": 2,
+        "vocab_size": 61,
+    }
+    config = read_config(values, "config.json")
+    assert (config.kind, len(config.layers), config.head) == ("encoder", 3, None)
+    with pytest.raises(ConfigError, match="is_encoder_decoder is False; supported is True"):
+        read_config({**values, "architectures": None, "is_encoder_decoder": False}, "config.json")

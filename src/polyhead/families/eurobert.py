@@ -8,7 +8,7 @@ from typing import Any
 from polyhead.config import EmbeddingConfig, HeadTransformConfig, LayerConfig, TransformerConfig
 from polyhead.families.bert import read_encoder
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_network, read_rms_norm, read_sizes
 from polyhead.families.common.rope import reach, read_rope
@@ -93,5 +93,7 @@ FAMILIES = (
         write=write,
         with_head=MASKED,
         gguf=Gguf("eurobert", causal=False),
+        # Llama itself without a causal mask (NV-Embed's kin), which transformers has no class of.
+        more_gguf=(Gguf("llama-embed", steps=PAIRS, causal=False, saved=False),),
     ),
 )

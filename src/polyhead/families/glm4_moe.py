@@ -24,8 +24,9 @@ from polyhead.families.common.mixtures import (
 )
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, windowed, write_share
 from polyhead.families.common.reading import FULL, SLIDING
+from polyhead.families.common.steps import QKVRows
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK, NORMS
-from polyhead.families.common.tensors import Tensors
+from polyhead.families.common.tensors import Rule, Tensors
 
 
 def read(keys: Keys, **rotary: Any) -> TransformerConfig:
@@ -64,6 +65,7 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     )
 
 
+_QKV = tuple(f"layers.{{i}}.attention.{name}_proj" for name in "qkv")
 _DEFAULTS = PLAIN_DEFAULTS | {"routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1}
 
 FAMILIES = (
@@ -94,6 +96,18 @@ FAMILIES = (
             constants=SIGMOID,
             names=CHOICE_BIAS,
             values=without_drafts,
+        ),
+        more_gguf=(
+            # Ling 2.0 computes the same, from one matrix of queries, keys and values.
+            Gguf(
+                "bailingmoe2",
+                settings={**GGUF_MIXTURE, "expert_shared_feed_forward_length": None},
+                constants=SIGMOID,
+                names=CHOICE_BIAS,
+                rules=(Rule("blk.{i}.attn_qkv", _QKV, QKVRows()),),
+                values=without_drafts,
+                saved=False,
+            ),
         ),
     ),
     Family(

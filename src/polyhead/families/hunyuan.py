@@ -5,6 +5,7 @@ DeepSeek-V3 does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +93,12 @@ def write_third(config: TransformerConfig) -> dict[str, Any]:
     return values if dense is None else values | {"intermediate_size": dense.hidden_dim}
 
 
+def _stretched(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The base of files whose reader works alpha out, as ``read_rope`` does."""
+    alpha, size = values.get(".alpha", 1.0), values["head_dim"]
+    return {"rope_theta": values["rope_theta"] * alpha ** (size / (size - 2))}
+
+
 _NORMS_OF_HEADS = under(
     "layers.{i}.self_attn.",
     "layers.{i}.attention.",
@@ -109,6 +116,18 @@ FAMILIES = (
         defaults=_DEFAULTS | {"pad_token_id": 0, "head_dim": None},
         harmless=frozenset(("eod_token_id",)),
         gguf=Gguf("hunyuan-dense"),
+        more_gguf=(
+            # HunyuanVL's text, whose four coordinates are equal where there are no pictures.
+            Gguf(
+                "hunyuan_vl",
+                settings={
+                    "rope.dimension_sections": ".sections",
+                    "rope.scaling.alpha": ".alpha",
+                },
+                values=_stretched,
+                saved=False,
+            ),
+        ),
     ),
     Family(
         "hunyuan_v1_moe",

@@ -9,6 +9,7 @@ from polyhead.config import EmbeddingConfig, HeadTransformConfig, TransformerCon
 from polyhead.families import nomic_bert, roberta
 from polyhead.families.bert import DEFAULTS, POOLER, read_encoder, read_layers
 from polyhead.families.common.family import Family
+from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_layer_norm, read_mha_sizes
 from polyhead.families.common.rope import reach, read_rope
@@ -79,6 +80,7 @@ FAMILIES = (
         },
         write=write,
         with_head=MASKED,
+        gguf=Gguf("jina-bert-v3", causal=False),
         not_supported={"lora_adaptations": "weights of a task (LoRA) are not added"},
     ),
 )

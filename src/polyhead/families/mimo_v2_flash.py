@@ -37,6 +37,7 @@ from polyhead.families.common.reading import (
     read_sizes,
 )
 from polyhead.families.common.rope import reach, read_ropes_of_kinds
+from polyhead.families.common.steps import QKVRows
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors
 
@@ -162,6 +163,7 @@ def _settings_of(config: TransformerConfig) -> dict[str, Any]:
 
 
 _VALUES = "attention_value_scale"
+_QKV = {f"blk.{{i}}.attn_{name}": f"layers.{{i}}.attention.{name}_proj" for name in "qkv"}
 _GGUF = Gguf(
     "mimo2",
     settings={
@@ -179,6 +181,11 @@ _GGUF = Gguf(
         **CHOICE_BIAS,
         "layers.{i}.self_attn.attention_sink_bias": "blk.{i}.attn_sinks.weight",
     },
+    # MiMo-V2.5's files have one matrix of queries, keys and values.
+    rules=(
+        *(Rule(theirs, ours) for theirs, ours in _QKV.items()),
+        Rule("blk.{i}.attn_qkv", tuple(_QKV.values()), QKVRows()),
+    ),
     values=_from_gguf,
     settings_of=_settings_of,
 )

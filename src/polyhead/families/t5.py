@@ -2,7 +2,8 @@
 
 The first T5 has one matrix for tokens and logits and scales what it multiplies by 1/√E; version 1.1
 and mT5 have a matrix for the logits alone and scale nothing. config.json does not tell them apart
-reliably (mT5's says "tied" where transformers 5 wrote it), so the file's tensors do.
+reliably (mT5's says "tied" where transformers 5 wrote it), so the file's tensors do. The encoder
+also comes alone (``T5EncoderModel``), as image generators have it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from polyhead.config import (
 )
 from polyhead.config.feed_forward import Activation
 from polyhead.config.layout import Network
+from polyhead.families.bert import read_encoder
 from polyhead.families.common.family import Family
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
@@ -51,14 +53,16 @@ def read_stacks(
     *,
     scaled: bool,
     per_layer: bool = False,
+    alone: bool = False,
 ) -> TransformerConfig:
-    """T5 around the networks of the encoder's and of the decoder's layers.
+    """T5 around the networks of the encoder's and of the decoder's layers, or its encoder.
 
     Args:
         keys: Keys of config.json.
         networks: One for each layer.
         scaled: Whether what makes the logits is multiplied by 1/√E.
         per_layer: Whether every layer has a bias of its own.
+        alone: Whether there is an encoder alone.
     """
     heads, dropout = keys.size("num_attention_heads"), keys.number("hidden_dropout_prob")
     norm = read_rms_norm(keys)
@@ -75,18 +79,29 @@ def read_stacks(
         )
         for stack, cross in zip(networks, (None, attention), strict=True)
     )
+    around: dict[str, Any] = {
+        "max_positions": keys.whole("max_position_embeddings", UNLIMITED),
+        "embedding": EmbeddingConfig(dropout=dropout),
+        "relative_bias": bias,
+    }
+    if alone:
+        return read_encoder(keys, encoder, final_norm=norm, head=None, **around)
     return read_decoder(
         keys,
         decoder,
         kind="encoder-decoder",
-        max_positions=keys.whole("max_position_embeddings", UNLIMITED),
         norm=norm,
-        embedding=EmbeddingConfig(dropout=dropout),
         encoder_layers=encoder,
         encoder=EncoderConfig(relative_bias=bias),
-        relative_bias=bias,
         logit_scale=keys.size("hidden_size") ** -0.5 if scaled else 1.0,
+        **around,
     )
+
+
+def _is_alone(architectures: object) -> bool:
+    """Whether a file's class is the encoder's."""
+    named = architectures if isinstance(architectures, list) and architectures else [""]
+    return str(named[0]).endswith(ENCODER)
 
 
 def depths(keys: Keys) -> tuple[int, int]:
@@ -113,6 +128,7 @@ def read(keys: Keys, *, scales: bool, per_layer: bool = False) -> TransformerCon
         ([network] * encoder, [network] * decoder),
         scaled=scales and keys.flag("scale_decoder_outputs", tied),
         per_layer=per_layer,
+        alone=_is_alone(keys.take("architectures", None)),
     )
 
 
@@ -121,7 +137,7 @@ def write_stacks(config: TransformerConfig) -> dict[str, Any]:
     if bias is None:
         return {}
     return {
-        "num_layers": len(config.encoder_layers),
+        "num_layers": len(config.encoder_layers or config.layers),
         "num_decoder_layers": len(config.layers),
         "relative_attention_num_buckets": bias.num_buckets,
         "relative_attention_max_distance": bias.max_distance,
@@ -139,6 +155,12 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     }
 
 
+def _write(config: TransformerConfig, class_name: str) -> dict[str, Any]:
+    """``write``, also of an encoder alone."""
+    alone = {"architectures": [class_name + ENCODER]} if config.kind == "encoder" else {}
+    return {**alone, **write(config)}
+
+
 def observed(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Settings from tensors: a head in the file that differs from the tokens is untied."""
     head = tensors.get("lm_head.weight")
@@ -151,7 +173,13 @@ def observed(values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> dict[s
     }
 
 
+ENCODER = "EncoderModel"
 _TOKENS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+
+
+def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The format does not say the activation; llama.cpp decides the same way."""
+    return {"feed_forward_proj": "gated-gelu" if values["is_gated_act"] else "relu"}
 
 
 def _attention(theirs: str, ours: str) -> tuple[Rule, ...]:
@@ -164,18 +192,21 @@ def tables(
     *,
     per_layer: bool = False,
     encoder: str = "SelfAttention",
+    alone: bool = False,
 ) -> tuple[Rule, ...]:
-    """Rules of both stacks.
+    """Rules of both stacks, or of the encoder's.
 
     Args:
         network: A layer's network: the file's names and polyhead's.
         name: Name of the module that has them.
         per_layer: Whether every layer has a bias of its own.
         encoder: Name of the module of the encoder's attention.
+        alone: Whether there is an encoder alone.
     """
     rules: list[Rule] = []
-    for side, ours, last in (("encoder", "encoder_", 1), ("decoder", "", 2)):
-        layer, heads = f"{side}.block.{{i}}.layer.", encoder if ours else "SelfAttention"
+    stacks = (("encoder", "" if alone else "encoder_", 1), ("decoder", "", 2))
+    for side, ours, last in stacks[:1] if alone else stacks:
+        layer, heads = f"{side}.block.{{i}}.layer.", encoder if last == 1 else "SelfAttention"
         number, biased = (
             ("{i}", f"{ours}relative_bias.{{i}}") if per_layer else ("0", f"{ours}relative_bias")
         )
@@ -187,6 +218,8 @@ def tables(
             *_attention(f"{layer}0.{heads}", f"{ours}layers.{{i}}.attention"),
             *under(f"{layer}{last}.{name}.", f"{ours}layers.{{i}}.feed_forward.", network),
         ]
+    if alone:
+        return tuple(rules)
     cross = "decoder.block.{i}.layer.1"
     return (
         *rules,
@@ -202,10 +235,10 @@ DROPPED = {
 }
 SHARED = tuple(Rule(name.removesuffix(".weight"), "embedding.tokens") for name in _TOKENS)
 _TABLES = {
-    (gated, per_layer): Tensors(
+    (gated, per_layer, alone): Tensors(
         (
             *SHARED,
-            *tables({**into, "wo": "down_proj"}, per_layer=per_layer),
+            *tables({**into, "wo": "down_proj"}, per_layer=per_layer, alone=alone),
         ),
         prefix="",
         dropped=DROPPED,
@@ -215,12 +248,14 @@ _TABLES = {
         (True, {"wi_0": "gate_proj", "wi_1": "up_proj"}),
     )
     for per_layer in (False, True)
+    for alone in (False, True)
 }
 
 
 def _tensors(values: Mapping[str, Any], form: str, *, per_layer: bool = False) -> Tensors:
     gated = str(values.get("feed_forward_proj", form)).startswith("gated-")
-    return _TABLES[bool(values.get("is_gated_act", gated)), per_layer]
+    alone = _is_alone(values.get("architectures"))
+    return _TABLES[bool(values.get("is_gated_act", gated)), per_layer, alone]
 
 
 ALIASES = {
@@ -244,6 +279,10 @@ DEFAULTS = {
     "eos_token_id": 1,
 }
 NOT_SUPPORTED = {"is_decoder": "only encoder and decoder together are built"}
+_SETTINGS = {
+    "attention.relative_buckets_count": "relative_attention_num_buckets",
+    "attention.layer_norm_epsilon": None,  # the same number as for RMSNorm
+}
 HARMLESS = frozenset(("n_positions", "output_past", "is_training"))
 
 FAMILIES = (
@@ -256,7 +295,7 @@ FAMILIES = (
         initial_key="initializer_factor",
         defaults=DEFAULTS | {"feed_forward_proj": "relu"},
         write=lambda config: {
-            **write(config),
+            **_write(config, "T5"),
             "scale_decoder_outputs": config.logit_scale != 1.0,
         },
         aliases=ALIASES,
@@ -267,15 +306,19 @@ FAMILIES = (
         gguf=Gguf(
             "t5",
             settings={
+                **_SETTINGS,
                 "decoder_block_count": "num_decoder_layers",
-                "attention.relative_buckets_count": "relative_attention_num_buckets",
-                "attention.layer_norm_epsilon": None,  # the same number as for RMSNorm
                 "decoder_start_token_id": None,
             },
-            # The format does not say the activation; llama.cpp decides the same way.
-            values=lambda values: {
-                "feed_forward_proj": "gated-gelu" if values["is_gated_act"] else "relu"
-            },
+            values=_from_gguf,
+        ),
+        more_gguf=(
+            Gguf(
+                "t5encoder",
+                settings=_SETTINGS,
+                causal=False,
+                values=lambda values: _from_gguf(values) | {"architectures": [f"T5{ENCODER}"]},
+            ),
         ),
     ),
     Family(
@@ -286,7 +329,7 @@ FAMILIES = (
         initial=InitialConfig("width", 1.0),
         initial_key="initializer_factor",
         defaults=DEFAULTS | {"feed_forward_proj": "gated-gelu"},
-        write=write,
+        write=lambda config: _write(config, "MT5"),
         aliases=ALIASES,
         not_supported=NOT_SUPPORTED,
         harmless=HARMLESS | {"scale_decoder_outputs"},
@@ -302,7 +345,10 @@ FAMILIES = (
         initial_key="initializer_factor",
         defaults={key: value for key, value in DEFAULTS.items() if key != "tie_word_embeddings"}
         | {"feed_forward_proj": "gated-gelu"},
-        write=lambda config: {**write(config), "scale_decoder_outputs": config.logit_scale != 1.0},
+        write=lambda config: {
+            **_write(config, "UMT5"),
+            "scale_decoder_outputs": config.logit_scale != 1.0,
+        },
         aliases=ALIASES,
         not_supported=NOT_SUPPORTED,
         harmless=HARMLESS,

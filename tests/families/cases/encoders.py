@@ -1,7 +1,7 @@
 from typing import Any
 
 import torch
-from gguf_files import GgufCase
+from gguf_files import GgufCase, paired
 from harness import ENCODER_HEADS, LABELS, TIED, Case, heads, ropes
 
 from cases.bert import encoder
@@ -18,6 +18,12 @@ _PRE_TRAINED = (*ENCODER_HEADS, {"auto": "AutoModelForPreTraining"})
 
 def _both_ways(config: Any) -> dict[str, Any]:
     return {"attention.causal": False, "rope.scaling.type": "none", "pooling_type": 3}
+
+
+def _jina(config: Any) -> dict[str, Any]:
+    """Positions are counted from 0, of which transformers' begin behind the padding's."""
+    length = config.max_position_embeddings - config.pad_token_id - 1
+    return {"attention.causal": False, "pooling_type": 1, "context_length": length}
 
 
 def _modern(config: Any) -> dict[str, Any]:
@@ -108,6 +114,7 @@ CASES = (
         _FAIRSEQ,
         auto="AutoModel",
         axes=(*_PLAIN, ({}, {"type_vocab_size": 2}), ropes(8)),
+        gguf=GgufCase("jina-bert-v3", _jina, kind="t5"),
     ),
     Case(
         "big_bird",
@@ -337,6 +344,10 @@ CASES = (
             ropes(12),
         ),
         gguf=GgufCase("eurobert", _both_ways),
+        more_gguf=(
+            GgufCase("llama-embed", change=paired, options={"num_key_value_heads": 2}),
+            GgufCase("llama-embed", _both_ways, paired, {"attention_bias": True}),
+        ),
     ),
     Case(
         "ultrabert",

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from gguf_files import GgufCase, choice_bias, routed
+from gguf_files import GgufCase, choice_bias, fused_qkv, routed
 from harness import TIED, Case, rope, ropes
 from torch import Tensor
 
@@ -16,6 +16,12 @@ def _settings(config: Any) -> dict[str, Any]:
         "expert_gating_func": 2,
         "rope.dimension_count": 4,
     }
+
+
+def _ling(config: Any) -> dict[str, Any]:
+    """Ling 2.0, of which one layer predicts a second token too."""
+    width = config.moe_intermediate_size * config.n_shared_experts
+    return {**_settings(config), "expert_shared_feed_forward_length": width}
 
 
 def _dots(config: Any) -> dict[str, Any]:
@@ -58,6 +64,9 @@ CASES = (
             ({}, {"norm_topk_prob": False}, rope("default", partial_rotary_factor=1.0)),
         ),
         gguf=GgufCase("glm4moe", _settings, _with_a_draft, {"use_qk_norm": True}),
+        more_gguf=(
+            GgufCase("bailingmoe2", _ling, fused_qkv(_with_a_draft), {"use_qk_norm": True}),
+        ),
     ),
     Case(
         "dots1",

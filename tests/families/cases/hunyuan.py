@@ -20,6 +20,19 @@ def _stretched(config: Any) -> dict[str, Any]:
     }
 
 
+def _of_pictures(config: Any) -> dict[str, Any]:
+    """HunyuanVL's converter leaves alpha to the reader."""
+    rotary = config.rope_parameters
+    return {
+        "rope.freq_base": rotary["rope_theta"],
+        "rope.scaling.alpha": rotary["alpha"],
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1.0,
+        "rope.scaling.original_context_length": config.max_position_embeddings,
+        "rope.dimension_sections": [1, 1, 1, 1],
+    }
+
+
 def _experts(config: Any) -> dict[str, Any]:
     return {
         "expert_count": config.num_experts,
@@ -36,7 +49,11 @@ CASES = (
         {"head_dim": 8},
         axes=(TIED, ({}, {"attention_bias": True}), (_ALPHA, {})),  # as published
         gguf=GgufCase("hunyuan-dense"),
-        more_gguf=(GgufCase("hunyuan-dense", _stretched, options=_ALPHA),),
+        more_gguf=(
+            GgufCase("hunyuan-dense", _stretched, options=_ALPHA),
+            GgufCase("hunyuan_vl", _of_pictures, options=_ALPHA),
+            GgufCase("hunyuan_vl"),
+        ),
     ),
     Case(
         "hunyuan_v1_moe",

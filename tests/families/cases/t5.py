@@ -1,4 +1,5 @@
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ _OWN_HEAD = {"tie_word_embeddings": False}
 
 def _apart(model: Any, options: Mapping[str, Any]) -> None:
     """A head of its own, which transformers ties whatever the configuration says."""
-    if _OWN_HEAD.items() <= options.items():
+    if _OWN_HEAD.items() <= options.items() and hasattr(model, "lm_head"):
         model.lm_head.weight = torch.nn.Parameter(torch.randn_like(model.lm_head.weight))
         model.all_tied_weights_keys.pop("lm_head.weight", None)
 
@@ -48,6 +49,17 @@ _GGUF = GgufCase(
     kind="t5",
 )
 
+_ENCODER = replace(
+    _GGUF,
+    arch="t5encoder",
+    settings=lambda config: {
+        **_GGUF.settings(config),
+        "decoder_block_count": None,
+        "decoder_start_token_id": None,
+    },
+    options={**_GGUF.options, "auto": "T5EncoderModel"},
+)
+
 CASES = tuple(
     Case(
         name,
@@ -57,10 +69,12 @@ CASES = tuple(
             _FORMS,
             ({}, {"num_decoder_layers": None}),
             ({}, {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}),
+            ({}, {"auto": f"{name.upper()}EncoderModel"}),
         ),
         auto="AutoModelForSeq2SeqLM",
         alter=_apart,
         gguf=_GGUF if name == "t5" else None,
+        more_gguf=(_ENCODER,) if name == "t5" else (),
     )
     for name in ("t5", "mt5", "umt5")
 )

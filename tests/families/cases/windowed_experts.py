@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from gguf_files import GgufCase, choice_bias
+from gguf_files import GgufCase, choice_bias, fused_qkv
 from harness import TIED, Case, ropes
 from torch import Tensor
 
@@ -105,6 +105,7 @@ CASES = (
         more_gguf=(
             GgufCase("mimo2", _first_mimo, _biases, _KINDS_AND_PARTS),
             GgufCase("mimo2", _drafting_mimo, _with_drafts, _KINDS_AND_PARTS | _NO_SCALE),
+            GgufCase("mimo2", _mimo, fused_qkv(_biases), _KINDS_AND_PARTS),
         ),
     ),
     Case(

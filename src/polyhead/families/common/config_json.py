@@ -189,7 +189,10 @@ def read_keys(keys: Keys, family: Family) -> TransformerConfig:
         if str(keys.where) in str(error):
             raise
         raise ConfigError(f"{keys.where}: {error}{keys.misspelt()}") from error
-    keys.expect("is_encoder_decoder", config.kind == "encoder-decoder")
+    if config.kind == "encoder":  # an encoder alone may have the file of both
+        keys.flag("is_encoder_decoder", False)
+    else:
+        keys.expect("is_encoder_decoder", config.kind == "encoder-decoder")
     return config
 
 
