@@ -63,6 +63,11 @@ FAMILIES = (
             steps=PAIRS,
             fits=lambda metadata: not has_experts(metadata),
         ),
+        more_gguf=(
+            # InternLM 2, whose fused queries, keys and values the converter cuts, and EXAONE 3.
+            Gguf("internlm2", steps=PAIRS, saved=False),
+            Gguf("exaone", settings={"attention.layer_norm_epsilon": None}, saved=False),
+        ),
     ),
     Family(
         "internlm3",

@@ -1,5 +1,20 @@
+from typing import Any
+
 from gguf_files import GgufCase, paired
 from harness import TIED, Case, ropes
+
+
+def _internlm2(config: Any) -> dict[str, Any]:
+    """Heads have the size that follows from the others."""
+    return {"attention.key_length": None, "attention.value_length": None}
+
+
+def _exaone(config: Any) -> dict[str, Any]:
+    return {
+        "attention.layer_norm_epsilon": config.rms_norm_eps,
+        "rope.dimension_count": config.head_dim,
+    }
+
 
 CASES = (
     Case(
@@ -12,6 +27,10 @@ CASES = (
             ropes(12),
         ),
         gguf=GgufCase("llama", change=paired, options={"attention_bias": True}),
+        more_gguf=(
+            GgufCase("internlm2", _internlm2, paired, {"head_dim": None}),
+            GgufCase("exaone", _exaone, options={"head_dim": 8}),
+        ),
     ),
     Case(
         "mistral",
