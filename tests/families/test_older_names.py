@@ -296,3 +296,14 @@ def test_file_of_t5s_encoder_alone_may_be_that_of_the_whole(whole: bool) -> None
     assert (config.kind, len(config.layers), config.head) == ("encoder", 3, None)
     with pytest.raises(ConfigError, match="is_encoder_decoder is False; supported is True"):
         read_config({**values, "architectures": None, "is_encoder_decoder": False}, "config.json")
+
+
+def test_mistral_4_without_rotary_settings_has_those_of_transformers() -> None:
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4}
+    made = transformers.CONFIG_MAPPING["mistral4"](**sizes, num_hidden_layers=1)
+    stated = json.loads(made.to_json_string())
+    absent = {key: value for key, value in stated.items() if key != "rope_parameters"}
+    assert read_config(absent, "config.json") == read_config(stated, "config.json")
+    part = {**stated["rope_parameters"], "partial_rotary_factor": 0.25}
+    with pytest.raises(ConfigError, match=r"partial_rotary_factor is 0.25; supported is 0.5, the"):
+        read_config({**stated, "rope_parameters": part}, "config.json")

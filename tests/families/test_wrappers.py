@@ -76,8 +76,8 @@ class Multimodal:
 
     Attributes:
         text: What is added to the text model's tiny config.
-        options: Further configs of the text model, each with keys of the wrapper under "top", and
-            under "auto" the class that builds both.
+        options: Further configs of the text model, each with keys of the wrapper under "top", under
+            "auto" the class that builds both, and under "alone" another than ``alone``.
         top: Keys of the wrapper.
         unread: Numbers of the text model's tensors that no id reads.
         alone: The class of transformers for the text model alone; a body is compared without head.
@@ -124,6 +124,7 @@ _DOTS = {
     "vision_config": {**_ENCODER, "mlp_layer_types": ["dense"], "adapter_in_dim": 32},
     "audio_config": {**_ENCODER, "adapter_input_size": 32, "downsample_hidden_size": 8},
 }
+_FOURTH = {"model_type": "mistral4", "alone": "Mistral4ForCausalLM", **_UNTIED}
 _NAMES = {0: "good", 1: "bad", 2: "neither"}
 _CLASSES = (
     {"auto": "AutoModelForSequenceClassification", "top": {"id2label": _NAMES}},
@@ -189,7 +190,7 @@ CASES: Mapping[str, Multimodal] = {
     "minicpm_ocr": Multimodal(options=(_UNTIED,)),
     "minicpmv4_7": Multimodal(options=(_TIED,)),
     "minicpmv4_6": Multimodal(options=(_TIED,)),
-    "mistral3": Multimodal({"sliding_window": None}, (_UNTIED,)),
+    "mistral3": Multimodal({"sliding_window": None}, (_UNTIED, _FOURTH)),
     "musicflamingo": Multimodal(),
     "nemo_speechlm": Multimodal(_NEMOTRON),
     "ovis2": Multimodal(options=(_UNTIED,), top={"hidden_size": 32, "vocab_size": 61}),
@@ -246,7 +247,7 @@ CASES: Mapping[str, Multimodal] = {
     "voxtral": Multimodal({"head_dim": 8}),
 }
 _EACH = [(name, option) for name, case in CASES.items() for option in ({}, *case.options)]
-_BESIDE = ("top", "auto")
+_BESIDE = ("top", "auto", "alone")
 """What an option says beside the text model's config."""
 _WITHOUT = {
     "qwen2_5_omni": "qwen2_5_omni_thinker",
@@ -378,7 +379,7 @@ def test_text_model_equals_the_whole_on_ids(name: str, option: Values, tmp_path:
     assert {*ours.left_out} <= {*WRAPPERS[name].left_out}
     # Saved, it is the text model alone.
     save_checkpoint(ours, tmp_path / "ours")
-    alone = option.get("auto", CASES[name].alone)
+    alone = option.get("alone") or option.get("auto") or CASES[name].alone
     again, report = getattr(transformers, alone).from_pretrained(
         tmp_path / "ours", attn_implementation="eager", output_loading_info=True
     )

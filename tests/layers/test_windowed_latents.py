@@ -1,4 +1,6 @@
-"""Latents with windows, with a norm over the rotary key and without one; gates of whole heads."""
+"""Latents with windows, with a norm over the rotary key and without one, with queries that grow;
+gates of whole heads.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
     TransformerConfig,
 )
+from polyhead.config.attention import QueryTemperatureConfig
 from polyhead.errors import ConfigError
 from polyhead.layers import MultiHeadLatentAttention, SparseLatentAttention
 from polyhead.models import Transformer
@@ -28,6 +31,7 @@ from polyhead.models import Transformer
 E, CAUSAL = 32, ph.Causal()
 PLAIN = LatentAttentionConfig(4, 16, 8, 4, 6, q_lora_rank=24)
 NORMED = dataclasses.replace(PLAIN, window=7, rope_norm=True)
+GROWING = dataclasses.replace(PLAIN, query_temperature=QueryTemperatureConfig(0.5, 4))
 NOPE = dataclasses.replace(PLAIN, qk_rope_head_dim=0, rope=None)
 BOTH = pytest.mark.parametrize("computation", ["absorbed", "expanded"])
 
@@ -60,6 +64,9 @@ def formula(mine: MultiHeadLatentAttention, x: Tensor) -> Tensor:
     if mine.rope is not None:
         p, r = mine.rope.apply(p, 0), mine.rope.apply(r, 0)
     q, k = torch.cat((n, p), dim=-1), torch.cat((k, r.expand(-1, 4, -1, -1)), dim=-1)
+    if c.query_temperature is not None:
+        periods = torch.arange(T, device="cpu") // c.query_temperature.every
+        q = q * (1 + c.query_temperature.scale * torch.log1p(periods.double()))[:, None]
     mask = CAUSAL if c.window is None else CAUSAL & ph.Window(c.window)
     heads = ph.attention(q, k, v, mask=mask, scale=mine.scale, kernel="reference")
     return mine.o_proj(heads.transpose(1, 2).flatten(2))
@@ -67,7 +74,9 @@ def formula(mine: MultiHeadLatentAttention, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 @BOTH
-@pytest.mark.parametrize("config", [NORMED, NOPE], ids=["window and norm", "no rotary key"])
+@pytest.mark.parametrize(
+    "config", [NORMED, NOPE, GROWING], ids=["window and norm", "no rotary key", "temperature"]
+)
 def test_it_is_attention_to_the_keys_and_values_of_latents(config, computation):
     mine, x = layer(config), tokens(2, 20)
     found = mine(x, mask=CAUSAL, computation=computation)
@@ -97,13 +106,14 @@ def gated(config: LatentAttentionConfig) -> GatedLatentAttentionConfig:
 @pytest.mark.parametrize(
     ("config", "kind"),
     # A plan keeps windows in rings, whatever the pages of other layers.
-    [(NORMED, "auto"), (gated(NORMED), "auto"), (NOPE, "auto"), (NOPE, "paged")],
-    ids=["plain", "gated", "no rotary key", "no rotary key, in pages"],
+    [(NORMED, "auto"), (gated(NORMED), "auto"), (NOPE, "auto"), (NOPE, "paged"), (GROWING, "auto")],
+    ids=["plain", "gated", "no rotary key", "no rotary key, in pages", "temperature"],
 )
 def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(config, kind, tmp_path):
     mine = model(config)
     cache = check_decoding(mine, kind, tmp_path)
-    why = {NORMED: "native code does not compute", NOPE: "its keys have no rotary part"}
+    unknown = dict.fromkeys((NORMED, GROWING), "native code does not compute")
+    why = unknown | {NOPE: "its keys have no rotary part"}
     assert why.get(config, "modules") in mine.decode_plan(cache).explain()
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
-from polyhead.config.attention import AttentionConfig
+from polyhead.config.attention import AttentionConfig, QueryTemperatureConfig
 from polyhead.config.data import check_positive, check_share, check_whole
 from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, shared
 from polyhead.config.memories import Memory, PerToken
@@ -44,8 +44,9 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     a ``q_proj`` straight from the input. ``norm`` is over the latents; None: latents are used as
     they are projected. ``latent_scale`` is a factor of the normed latent that keys and values are
     made from. ``window``: keys behind a query that it sees, itself included; None: all.
-    ``rope_norm``: the rotary key has a norm too, before it is rotated (dots3.note). ``scale`` None
-    is 1/√(key size), times the square of yarn's temperature where the rotary scaling has
+    ``rope_norm``: the rotary key has a norm too, before it is rotated (dots3.note).
+    ``query_temperature``: queries grow with their position (Mistral 4). ``scale`` None is
+    1/√(key size), times the square of yarn's temperature where the rotary scaling has
     ``mscale_all_dim``.
 
     Raises:
@@ -65,6 +66,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     window: int | None = None
     rope_norm: bool = False
     rope: RopeConfig | None = field(default_factory=RopeConfig, kw_only=True)
+    query_temperature: QueryTemperatureConfig | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in (

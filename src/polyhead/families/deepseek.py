@@ -162,7 +162,7 @@ def read(
         )
         for each, network in zip(attentions, networks, strict=True)
     ]
-    return read_decoder(keys, layers, max_positions=_reach(attention, max_positions), norm=norm)
+    return read_decoder(keys, layers, max_positions=reach_of(attention, max_positions), norm=norm)
 
 
 def write(config: TransformerConfig) -> dict[str, Any]:
@@ -328,7 +328,13 @@ def observed_choice(
 
 
 def read_attention(
-    keys: Keys, max_positions: int, *, theta: float = 10_000.0, value_size: int | None = None
+    keys: Keys,
+    max_positions: int,
+    *,
+    theta: float = 10_000.0,
+    value_size: int | None = None,
+    of_key: bool = False,
+    **rope: Any,
 ) -> LatentAttentionConfig:
     """Latent attention in DeepSeek's keys.
 
@@ -337,6 +343,8 @@ def read_attention(
         max_positions: Tokens that it was trained for.
         theta: The rotary base where the file has none.
         value_size: Features of a head's value where the file has none; None: it must have them.
+        of_key: Whether ``head_dim`` is a whole key's, not that of its rotary part.
+        **rope: As of ``read_rope``.
     """
     num_heads, rotated = keys.size("num_attention_heads"), keys.whole("qk_rope_head_dim")
     attention = LatentAttentionConfig(
@@ -347,17 +355,17 @@ def read_attention(
         v_head_dim=keys.whole("v_head_dim", *(() if value_size is None else (value_size,))),
         q_lora_rank=keys.whole("q_lora_rank", None),
         bias=keys.flag("attention_bias"),
-        rope=read_rope(keys, rotated, max_positions, theta=theta),
+        rope=read_rope(keys, rotated, max_positions, theta=theta, **rope),
         dropout=keys.number("attention_dropout"),
     )
     # Keys that repeat others; a file where they differ is broken.
     keys.expect("num_key_value_heads", num_heads, None)
-    keys.expect("head_dim", rotated, None)
+    keys.expect("head_dim", attention.qk_head_dim if of_key else rotated, None)
     keys.expect("qk_head_dim", attention.qk_head_dim, None)
     return attention
 
 
-def _reach(attention: LatentAttentionConfig, stated: int) -> int:
+def reach_of(attention: LatentAttentionConfig, stated: int) -> int:
     return stated if attention.rope is None else reach(attention.rope, stated)
 
 

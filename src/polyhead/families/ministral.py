@@ -20,7 +20,7 @@ from polyhead.families.common.tables import DECODER
 
 _DEFAULTS = {key: value for key, value in PLAIN_DEFAULTS.items() if key != "attention_bias"}
 _NO_BIAS = {"attention_bias": "transformers reads it and does not apply it"}
-_BETA = "llama_4_scaling_beta"
+BETA = "llama_4_scaling_beta"
 _ROPE_OF_THIRD = RopeConfig(
     1e6,
     "yarn",
@@ -54,24 +54,24 @@ def read_third(keys: Keys) -> TransformerConfig:
     plain = Plain(
         keys,
         states_trained=True,
-        read_elsewhere=(_BETA, "max_position_embeddings"),
+        read_elsewhere=(BETA, "max_position_embeddings"),
         unstated=_ROPE_OF_THIRD,
     )
     temperature = QueryTemperatureConfig(0.1, 16_384)
     if states_rope(keys):
-        temperature = _temperature(keys)
+        temperature = read_temperature(keys)
     window = keys.whole("sliding_window", None)
     return plain.decoder(
         [plain.layer(plain.attention(window=window, query_temperature=temperature))]
     )
 
 
-def _temperature(keys: Keys) -> QueryTemperatureConfig:
+def read_temperature(keys: Keys) -> QueryTemperatureConfig:
     """How queries grow, which files say among the rope parameters."""
     values: Mapping[str, Any] = keys.take("rope_parameters", None) or keys.take("rope_scaling")
     inner = Keys(values, f"{keys.where}: rope_parameters")
     return QueryTemperatureConfig(
-        inner.number(_BETA), inner.size("original_max_position_embeddings")
+        inner.number(BETA), inner.size("original_max_position_embeddings")
     )
 
 
@@ -82,7 +82,7 @@ def write_third(config: TransformerConfig) -> dict[str, Any]:
         "rope_scaling": {
             "rope_type": rope.type,
             **write_scaling(rope),
-            _BETA: temperature.scale,
+            BETA: temperature.scale,
             "original_max_position_embeddings": temperature.every,
         }
     }
@@ -92,7 +92,7 @@ def _from_gguf(values: Mapping[str, Any]) -> dict[str, Any]:
     """Queries grow where the rotary embedding's own context ends, and mscale is all of it."""
     scaling = values.get("rope_scaling", {})
     mscale = values.get(".mscale", 1.0)
-    more = {_BETA: values[".beta"], "mscale": mscale, "mscale_all_dim": mscale}
+    more = {BETA: values[".beta"], "mscale": mscale, "mscale_all_dim": mscale}
     return {"rope_scaling": {**scaling, **more}}
 
 

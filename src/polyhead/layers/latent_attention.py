@@ -29,7 +29,11 @@ from polyhead.config import LatentAttentionConfig, NormConfig, RopeConfig
 from polyhead.config.latent import COMPUTATIONS, Computation
 from polyhead.errors import ConfigError
 from polyhead.layers import fused
-from polyhead.layers.attention_parts import check_cache, ragged_positions
+from polyhead.layers.attention_parts import (
+    check_cache,
+    ragged_positions,
+    scale_by_temperature,
+)
 from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_cost import LatentExplanation, explain_choice
@@ -319,7 +323,10 @@ class MultiHeadLatentAttention(Hooked):
         if config.latent_scale != 1.0:
             c = c * config.latent_scale
         latent = torch.cat((c, r), dim=-1)
-        return n.transpose(1, 2), p.transpose(1, 2), latent.transpose(1, 2), of_queries
+        n, p = n.transpose(1, 2), p.transpose(1, 2)
+        if config.query_temperature is not None:
+            n, p = (scale_by_temperature(q, positions, config.query_temperature) for q in (n, p))
+        return n, p, latent.transpose(1, 2), of_queries
 
     def _to_latent(self, n: Tensor) -> Tensor:
         """Queries ``[B, H, T, N]`` as what they ask of the latent, ``[B, H, T, R]``."""

@@ -90,6 +90,14 @@ def _indexed(config: Any) -> dict[str, Any]:
     }
 
 
+_GROWING = [
+    {"rope_parameters": {**each["rope_parameters"], "llama_4_scaling_beta": 0.5}}
+    for each in (
+        _YARN,
+        rope("linear", factor=4.0, original_max_position_embeddings=10),
+        rope("yarn", factor=4.0, original_max_position_embeddings=10, attention_factor=0.9),
+    )
+]
 _SIX = {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 1.7}
 _BOTH = {"rope_parameters": {**_YARN["rope_parameters"], "mscale": 0.707}}
 
@@ -115,6 +123,19 @@ CASES = (
             ({}, _YARN),
         ),
         gguf=GgufCase("deepseek2", _settings, _folded, _BOTH, written=False),
+    ),
+    Case(
+        "mistral4",
+        {**_SIZES, **_GROWING[0]},
+        auto="Mistral4ForCausalLM",
+        axes=(
+            ({}, {"rope_parameters": None}, *_GROWING[1:]),
+            TIED,
+            ({}, {"q_lora_rank": None}, {"attention_bias": True}, {"n_group": 1, "topk_group": 1}),
+            ({}, {"first_k_dense_replace": 0}, {"norm_topk_prob": False}),
+            ({}, {"routed_scaling_factor": 1.7}, {"n_shared_experts": 1}),
+            ({}, {"rope_interleave": False}),
+        ),
     ),
     Case(
         "deepseek_v32",

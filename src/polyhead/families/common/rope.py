@@ -86,12 +86,9 @@ def read_rope(
         f"{keys.where}: {keys.named(name)}",
     )
     theta = _once(keys, inner, "rope_theta", theta, filled_in=filled_in)
-    part = _once(
-        keys,
-        inner,
-        "partial_rotary_factor",
-        1.0 if partial_rotary_factor is None else partial_rotary_factor,
-    )
+    part, usual = 1.0, 1.0 if partial_rotary_factor is None else partial_rotary_factor
+    if "partial_rotary_factor" not in read_elsewhere:
+        part = _once(keys, inner, "partial_rotary_factor", usual)
     if partial_rotary_factor is None and part != 1.0:
         raise keys.refused("partial_rotary_factor", part, "1: this family rotates whole heads")
     stated_type = inner.take("rope_type", None)
