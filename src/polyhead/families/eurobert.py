@@ -93,7 +93,7 @@ FAMILIES = (
         write=write,
         with_head=MASKED,
         gguf=Gguf("eurobert", causal=False),
-        # Llama itself without a causal mask (NV-Embed's kin), which transformers has no class of.
+        # Llama-Embed-Nemotron: Llama without a causal mask, of which transformers has no class.
         more_gguf=(Gguf("llama-embed", steps=PAIRS, causal=False, saved=False),),
     ),
 )

@@ -55,6 +55,8 @@ GGUF_REFUSED: Mapping[str, str] = {
     "config.json has not, so files have others",
     "gemma-embedding": "its tokens see those after them, which is not built for Gemma 3",
     "gptj": "llama.cpp's converter writes no such files",
+    "mistral4": "the converter writes no setting of how queries grow with their position",
+    "nomic-bert-moe": "transformers' Nomic BERT has no mixture of experts",
     "step35": "the divisors of rotary frequencies are computed for whole heads, of which layers "
     "without a window rotate a half",
 }
