@@ -34,6 +34,7 @@ AS_MODULES = {
     "longcat_flash": "a factor of the latents, and a network that joins behind the next layer",
     "kolibri1": "the bias of the choice of experts is added to logits",
     "mimo_v2_flash": "a factor of the values",
+    "mistral4": "queries of latents that grow by position",
     "gemma4_text": "vectors of single layers, normalized values, keys of other layers",
     "hrm_text": "several residual streams",
     "gemma3n_text": "several residual streams",
