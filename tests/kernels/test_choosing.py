@@ -61,6 +61,7 @@ def test_the_highest_scores_are_chosen_and_of_equal_ones_the_first(
 ) -> None:
     q, k = (whole_numbers(*shape, D, dtype=dtype, seed=S) for shape in ((B, J, T), (B, 1, S)))
     weights, at = whole_numbers(B, T, J, dtype=torch.float32, seed=J).mT, torch.arange(S)
+    k = torch.cat((k, torch.full_like(k[..., :1], torch.nan)), dim=-1)[..., :D]  # not to be read
     k[0, 0, S // 2], k[-1, 0, S // 3], k[-1, 0, 1] = torch.nan, torch.inf, -torch.inf
     scores = exact(q, weights, k)
     own = torch.arange(S - T, S)[:, None]
@@ -145,14 +146,16 @@ def test_a_query_has_the_same_bits_beside_others_and_on_any_threads(
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("J", "T", "S", "D"), [(64, 300, 50, 128), (1, 9, 140_000, 1)])
+@pytest.mark.parametrize(("J", "T", "S", "D"), [(64, 150, 150, 128), (1, 9, 140_000, 1)])
 def test_calls_of_several_rounds(natively: None, J: int, T: int, S: int, D: int) -> None:
-    q, k = (whole_numbers(1, *n, D, dtype=torch.float32, seed=T) for n in ((J, T), (1, S)))
-    weights = whole_numbers(1, J, T, dtype=torch.float32, seed=J)
-    chosen = choose_keys(q, weights, DenseSource(k, k), 3).blocks
-    parts = [exact(q[:, :, t : t + 1], weights[:, :, t : t + 1], k)[0] for t in range(T)]
-    first = torch.cat(parts).sort(dim=-1, descending=True, stable=True).indices[:, :3]
-    assert torch.equal(chosen[0, 0], first.sort(dim=-1).values)
+    q, k = (whole_numbers(2, *n, D, dtype=torch.float32, seed=T) for n in ((J, T), (1, S)))
+    weights = whole_numbers(2, J, T, dtype=torch.float32, seed=J)
+    chosen = choose_keys(q, weights, DenseSource(k, k), 3, mask=ph.Causal()).blocks
+    hidden = torch.arange(S) > torch.arange(S - T, S)[:, None]
+    scores = exact(q, weights, k).masked_fill(hidden, -torch.inf)
+    order = scores.sort(dim=-1, descending=True, stable=True)
+    first = order.indices.masked_fill(order.values == -torch.inf, S)[..., :3].sort(dim=-1).values
+    assert torch.equal(chosen[:, 0], first.masked_fill(first == S, -1))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +185,7 @@ def test_keys_are_read_where_caches_hold_them(
         check(chosen.blocks, scores, 20)
 
 
-@pytest.mark.parametrize("what", ["float64", "dtypes", "mask", "watched", "switched off"])
+@pytest.mark.parametrize("what", ["float64", "dtypes", "mask", "copied", "watched", "switched off"])
 def test_elsewhere_torch_chooses_the_same(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dtype = torch.float64 if what == "float64" else torch.float32
     q, k = (whole_numbers(1, *n, 8, dtype=dtype, seed=6) for n in ((4, 5), (1, 60)))
@@ -193,14 +196,30 @@ def test_elsewhere_torch_chooses_the_same(what: str, monkeypatch: pytest.MonkeyP
         mask = mask & ph.Chosen(torch.arange(60))
     if what == "switched off":
         monkeypatch.setattr(native, "code_for", lambda x: None)
+    source = DenseSource(k, k)
+    if what == "copied":
+        monkeypatch.setattr(DenseSource, "in_place", False)
     called: list[Any] = []
     fill = choosing._fill
     monkeypatch.setattr(choosing, "_fill", lambda *given: (called.append(1), fill(*given)))
     with torch.autocast("cpu", enabled=what == "watched"):
-        chosen = choose_keys(q, weights, DenseSource(k, k), 7, mask=mask).blocks
+        chosen = choose_keys(q, weights, source, 7, mask=mask).blocks
     seen = torch.arange(60) <= torch.arange(55, 60)[:, None]
     check(chosen, exact(q, weights, k).masked_fill(~seen, -torch.inf), 7)
     assert called
+
+
+def test_weights_are_of_any_dtype(natively: None) -> None:
+    q, k = (whole_numbers(1, *n, 8, dtype=torch.float32, seed=7) for n in ((4, 5), (1, 60)))
+    weights = whole_numbers(1, 4, 5, dtype=torch.bfloat16, seed=8)
+    chosen = choose_keys(q, weights, DenseSource(k, k), 7).blocks
+    check(chosen, exact(q, weights, k), 7)
+
+
+def test_a_query_chooses_at_least_one_key() -> None:
+    q, k = torch.ones(1, 4, 5, 8), torch.ones(1, 1, 60, 8)
+    with pytest.raises(ValueError, match="count must be a whole number of at least 1"):
+        choose_keys(q, torch.ones(1, 4, 5), DenseSource(k, k), 0)
 
 
 KEYS = torch.zeros(1, 1, 3, 8)

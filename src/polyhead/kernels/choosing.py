@@ -84,7 +84,7 @@ def _natively(call: Call, weights: Tensor, count: int) -> Tensor | None:
     if (code := native.code_for(q)) is None or source.dtype != q.dtype or not source.in_place:
         return None
     mods = score_mods_of(call)
-    if isinstance(mods, Refusal) or count < 1 or not (q.numel() and source.tokens.length):
+    if isinstance(mods, Refusal) or count < 1:
         return None
     if mods.keep is not None and mods.keep.shape[1] > 1:
         mods = mods._replace(keep=mods.keep.any(dim=1, keepdim=True))
