@@ -31,6 +31,7 @@ from polyhead.layers import (
     CrossLayerAttentionConfig,
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
+    DynamicMaskConfig,
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     Experts,
@@ -300,6 +301,16 @@ LAYERS = {
         LayerConfig(replace(SPARSE, query_gate=True), NARROW), share=0.6, tokens=LONG, tiles=TILES
     ),
     "gates of norms": Case(LayerConfig(heads(), NARROW, norm_gate=NormGateConfig(16)), share=0.6),
+    "keys that values choose": Case(
+        LayerConfig(
+            DynamicMaskConfig(16, 4, 64, rope=RopeConfig(), qk_norm=QKNormConfig(), top_k=128),
+            NARROW,
+            residual_weights=True,
+        ),
+        share=0.6,
+        tokens=LONG,
+        tiles=TILES,
+    ),
     "a sparse network": Case(
         LayerConfig(heads(), FeedForwardConfig(1024, sparsity=0.9)), share=0.6
     ),

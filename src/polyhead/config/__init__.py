@@ -21,6 +21,7 @@ from polyhead.config.data import Data
 from polyhead.config.dense_and_experts import DenseAndExpertsConfig
 from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
 from polyhead.config.disentangled import DisentangledAttentionConfig, RelativeEmbeddingConfig
+from polyhead.config.dynamic_mask import DynamicMaskConfig
 from polyhead.config.embedding import (
     AudioConfig,
     EmbeddingConfig,
@@ -100,6 +101,7 @@ __all__ = [
     "DenseAndExpertsConfig",
     "DifferentialAttentionConfig",
     "DisentangledAttentionConfig",
+    "DynamicMaskConfig",
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",

@@ -220,6 +220,11 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return (PerToken(self.num_kv_heads, self.head_dim, self.value_dim),)
 
     @property
+    def projected_kv(self) -> PerToken:
+        """The keys and values that projections make of a token."""
+        return self.kv
+
+    @property
     def hands_on(self) -> frozenset[str]:
         return frozenset(("keys",)) if self.hands_on_keys else frozenset()
 
@@ -246,7 +251,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
         made = self.output_heads
         projected = [(made, H // made * D, read, self.qkv_bias)]
         if self.makes_keys:
-            held = self.kv  # of differential heads in pairs
+            held = self.projected_kv  # of differential heads in pairs
             projected.append((held.num_kv_heads, held.key_dim, C, self.has_k_bias))
             if not self.values_from_keys:
                 projected.append((held.num_kv_heads, held.value_dim, C, self.qkv_bias))

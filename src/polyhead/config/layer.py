@@ -55,6 +55,8 @@ class LayerConfig(Data):
         joins_shortcut: Whether what the layer before gave by its ``shortcut`` is added at last.
         adapter: Of what the feed-forward network gave, after it joined the stream (X-MOD).
         norm_gate: Of what the norms before the parts give (A.X K2).
+        residual_weights: Whether x is multiplied by a learned number for each feature where a part
+            joins it: w · x + f(x) (Doge).
     """
 
     attention: HeadLayout
@@ -78,6 +80,7 @@ class LayerConfig(Data):
     joins_shortcut: bool = False
     adapter: AdapterConfig | None = None
     norm_gate: NormGateConfig | None = None
+    residual_weights: bool = False
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -121,6 +124,11 @@ class LayerConfig(Data):
         self._check_shortcut(norms_input)
         self._check_adapter(norms_input)
         self._check_norm_gate()
+        if self.residual_weights and (self.parallel is not None or self.streams is not None):
+            raise ConfigError(
+                "residual_weights need parts one after the other and one residual stream: got "
+                f"parallel={self.parallel!r}, streams={type(self.streams).__name__}"
+            )
         if self.feed_forward_out_norm and (
             self.norm_placement != "pre" or self.parallel is not None
         ):
@@ -238,7 +246,7 @@ class LayerConfig(Data):
         if self.convolution is not None or self.adapter is not None:
             return False
         mixes = any(self.mix(part)[0] != 1.0 for part in self.parts) or self.laurel_rank is not None
-        scaled = self.norm_placement == "post" or self.output_scale
+        scaled = self.norm_placement == "post" or self.output_scale or self.residual_weights
         beside = self.streams is not None or self.shortcut is not None or self.joins_shortcut
         return not mixes and not scaled and not beside
 
@@ -307,3 +315,5 @@ class LayerConfig(Data):
                 yield from self.streams.parameter_groups(embed_dim)
         if self.output_scale:
             yield ParameterGroup("norms", 1, 1, multiplied=False)
+        if self.residual_weights:
+            yield ParameterGroup("norms", len(self.parts), embed_dim, multiplied=False)

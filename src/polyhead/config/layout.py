@@ -112,6 +112,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "bottleneck": "polyhead.config.bottleneck",
         "convolved_heads": "polyhead.config.convolved_heads",
         "disentangled": "polyhead.config.disentangled",
+        "dynamic_mask": "polyhead.config.dynamic_mask",
         "relative": "polyhead.config.relative_attention",
         "shared_block": "polyhead.config.shared_block",
     }

@@ -1,13 +1,14 @@
-"""The keys that an indexer chooses, from its scores in tiles: no T×S×H products are held.
+"""The keys that queries choose, from scores in tiles: no T×S×H products are held.
 
 Native code scores and ranks in one pass (csrc/attention/choose_keys.h) where it may compute and
 reads the mask as bounds or as a tensor; elsewhere torch's operations do.
 
-Shape letters: B batch, H heads of the indexer, T queries, S keys, D features.
+Shape letters: B batch, H heads of the indexer, G kv heads, T queries, S keys, D features.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import torch
@@ -57,25 +58,22 @@ def choose_keys(
         mask: Who may look at whom; where heads differ, a key counts that any head sees.
         q_positions: As in ``attention``.
     """
-    q_tokens = query_tokens(q, source, q_positions)
-    mask, seen = simplify_mask(with_source_mask(mask, source), q_tokens, source.tokens)
-    call = Call(q, source, Specification(1.0, mask), q_tokens, False, seen, False)
+    tokens = query_tokens(q, source, q_positions)
+    whole, seen = simplify_mask(with_source_mask(mask, source), tokens, source.tokens)
+    call = Call(q, source, Specification(1.0, whole), tokens, False, seen, False)
     if (blocks := _natively(call, weights, count)) is not None:
         return Chosen(blocks)
-    (B, H, T, _), S = q.shape, source.tokens.length
-    rows = max(1, min(_SCORES // (B * S), 4 * _PRODUCTS // (_KEYS * B * H)))
-    found = []
-    for start in range(0, T, rows):
-        stop = min(start + rows, T)
-        scores = torch.full(
-            (B, 1, stop - start, S), -torch.inf, device=q.device,
-            dtype=torch.promote_types(q.dtype, torch.float32),
-        )  # fmt: skip
-        asking = q_tokens.slice(start, stop)
-        for tile in source.tiles(max(_KEYS, _PRODUCTS // (B * H * (stop - start)))):
-            _fill(scores, q[:, :, start:stop], weights[..., start:stop], source, mask, asking, tile)
-        found.append(Chosen.top(scores, count).blocks)
-    return Chosen(torch.cat(found, dim=2))
+    B, H, T, _ = q.shape
+    rows = 4 * _PRODUCTS // (_KEYS * B * H)
+
+    def scores(run: slice, tile: Tokens) -> Tensor:
+        k = source.read(tile)[0][:, 0]
+        return index_scores(q[:, :, run], weights[..., run], k)[:, None]
+
+    found = _best(
+        scores, (B, 1, T), count, source, mask, tokens, rows, lambda T: _PRODUCTS // (B * H * T)
+    )
+    return Chosen(found)
 
 
 def _natively(call: Call, weights: Tensor, count: int) -> Tensor | None:
@@ -94,21 +92,81 @@ def _natively(call: Call, weights: Tensor, count: int) -> Tensor | None:
     return None
 
 
-def _fill(
-    scores: Tensor,
+@torch.no_grad()
+def choose_by_key(
+    numbers: Callable[[Tokens], Tensor],
     q: Tensor,
-    weights: Tensor,
+    source: KeyValueSource,
+    count: int,
+    *,
+    mask: Mask | None = None,
+    q_positions: Tensor | None = None,
+) -> Chosen:
+    """The ``count`` keys with the highest numbers for each query among those that it sees.
+
+    Args:
+        numbers: ``[B, G, 1, n]`` of a tile of n keys, the same for all queries of a kv head.
+        q: ``[B, H, T, D]``, the queries of attention.
+        source: Its keys.
+        count: Keys that a query chooses; of equal numbers the first.
+        mask: Who may look at whom; where heads differ, a key counts that any head sees.
+        q_positions: As in ``attention``.
+    """
+    (B, H, T, _), G = q.shape, source.num_kv_heads
+    tokens = query_tokens(q, source, q_positions)
+    found = _best(
+        lambda _, tile: numbers(tile),
+        (B, G, T),
+        count,
+        source,
+        mask,
+        tokens,
+        T,
+        lambda _: _PRODUCTS,
+    )
+    return Chosen(found, group=H // G)
+
+
+def _best(
+    scores: Callable[[slice, Tokens], Tensor],
+    shape: tuple[int, int, int],
+    count: int,
     source: KeyValueSource,
     mask: Mask | None,
-    asking: Tokens,
-    tile: Tokens,
-) -> None:
-    """Writes the scores ``[B, 1, T, S]`` of one tile of keys where queries see them."""
-    seen = Visibility.ALL if mask is None else mask.classify(asking, tile)
-    if seen is Visibility.NONE:
-        return
-    part = index_scores(q, weights, source.read(tile)[0][:, 0])[:, None]
-    if mask is not None and seen is Visibility.SOME:
-        visible = mask.visible(asking, tile, q.device)
-        part = part.masked_fill(~visible.any(dim=1, keepdim=True), -torch.inf)
-    scores[..., tile.start : tile.start + tile.length] = part
+    q_tokens: Tokens,
+    rows: int,
+    keys: Callable[[int], int],
+) -> Tensor:
+    """``[B, n, T, count]`` the keys of highest score.
+
+    Args:
+        scores: Those of a run of queries and a tile of keys, ``[B, n, 1 or T, S]``.
+        shape: B, n and T.
+        count: Keys that a query chooses.
+        source: The keys.
+        mask: Who may look at whom.
+        q_tokens: The queries.
+        rows: Queries at a time at most.
+        keys: Keys at a time for so many queries; at least 256 are taken.
+    """
+    mask, _ = simplify_mask(with_source_mask(mask, source), q_tokens, source.tokens)
+    (B, n, T), S = shape, source.tokens.length
+    rows = max(1, min(_SCORES // (B * n * S), rows))
+    precise, found = torch.promote_types(source.dtype, torch.float32), []
+    for start in range(0, T, rows):
+        stop = min(start + rows, T)
+        filled = torch.full(
+            (B, n, stop - start, S), -torch.inf, device=source.device, dtype=precise
+        )
+        asking = q_tokens.slice(start, stop)
+        for tile in source.tiles(max(_KEYS, keys(stop - start))):
+            seen = Visibility.ALL if mask is None else mask.classify(asking, tile)
+            if seen is Visibility.NONE:
+                continue
+            part = scores(slice(start, stop), tile)
+            if mask is not None and seen is Visibility.SOME:
+                visible = mask.visible(asking, tile, source.device)
+                part = part.masked_fill(~visible.any(dim=1, keepdim=True), -torch.inf)
+            filled[..., tile.start : tile.start + tile.length] = part
+        found.append(Chosen.top(filled, count).blocks)
+    return torch.cat(found, dim=2)

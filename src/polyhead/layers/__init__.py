@@ -16,6 +16,7 @@ from polyhead.config import (
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
     DisentangledAttentionConfig,
+    DynamicMaskConfig,
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     FeedForwardConfig,
@@ -65,6 +66,7 @@ from polyhead.layers.cycles import Cycles
 from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.disentangled_attention import DisentangledAttention
+from polyhead.layers.dynamic_mask_attention import DynamicMaskAttention
 from polyhead.layers.exclusive_attention import ExclusiveAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
@@ -121,6 +123,8 @@ __all__ = [
     "DifferentialAttentionConfig",
     "DisentangledAttention",
     "DisentangledAttentionConfig",
+    "DynamicMaskAttention",
+    "DynamicMaskConfig",
     "ExclusiveAttention",
     "ExclusiveAttentionConfig",
     "ExpertHeadsAttention",

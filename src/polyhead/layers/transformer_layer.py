@@ -192,6 +192,9 @@ class TransformerLayer(Fixed):
                 self.add_module(name, build_mixer(embed_dim, config.streams))
         if config.output_scale:
             self.output_scale = nn.Parameter(torch.ones(1))
+        if config.residual_weights:
+            for part in config.parts:
+                self.register_parameter(f"{part}_residual", nn.Parameter(torch.ones(embed_dim)))
         for part in config.parts:
             before, behind = config.has_norm(part), config.has_out_norm(part)
             for name, there in (("norm", before), ("out_norm", behind)):
@@ -396,6 +399,8 @@ class TransformerLayer(Fixed):
             return self._mixer(part).write(x, dropped(h, p) if p else h)
         if (kept := getattr(self, f"_{part}_mix")[0]) != 1.0:
             x = x * kept
+        if self.config.residual_weights:
+            x = x * self._parameters[f"{part}_residual"]
         joined: Tensor = dropped(h, p, plus=x) if p else x + h
         if part == "feed_forward" and self.config.adapter is not None:
             joined = self.adapter(joined, self.feed_forward_norm)

@@ -84,7 +84,7 @@ def count_parameters(model: nn.Module) -> ParameterCounts:
 def _part(name: str) -> str:
     places = name.split(".")
     if any(
-        place in ("norm", "input_scale", "output_scale") or place.endswith("_norm")
+        place in ("norm", "input_scale", "output_scale") or place.endswith(("_norm", "_residual"))
         for place in places
     ):
         return "norms"
