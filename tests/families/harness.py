@@ -27,7 +27,7 @@ from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from polyhead.checkpoints.formats.gguf_export import as_gguf
 from polyhead.checkpoints.formats.gguf_file import GGUFFile
 from polyhead.checkpoints.formats.hugging_face import read_directory
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.families import families
 from polyhead.planning.weights import counts, parameter_groups
 from polyhead.semantics import KeyLengths
@@ -299,6 +299,10 @@ def _decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
         wanted = _output(theirs(ids))
         _close(ours.model(ids), wanted, case.error, exact)
         if ours.config.task is not None:
+            return
+        if any(layer.attention.one_pass for layer in ours.config.layers):
+            with pytest.raises(UnsupportedError, match="has no cache"):
+                ours.model.new_cache()
             return
         chunks = ids.split([*CHUNKS, case.tokens - sum(CHUNKS)], dim=1)
         if any(

@@ -185,7 +185,9 @@ def _leaf(dice: np.random.Generator, at: Axes, H: int, *, by_place: bool) -> Dra
         ahead = int(dice.integers(S))
         return ph.Window(size, ahead), (q - k < size) & (k - q <= ahead)
     if kind == 2:
-        return ph.Chunk(size), q // size == k // size
+        before = int(dice.integers(3)) if size > 1 else 0
+        apart = q // size - k // size
+        return ph.Chunk(size, before), (apart >= 0) & (apart <= before)
     lengths = dice.integers(0, S + 1, B)
     if kind == 3:
         return ph.Prefix(lengths.tolist()), k < lengths[:, None, None, None]

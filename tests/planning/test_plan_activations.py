@@ -56,6 +56,7 @@ from polyhead.layers import (
     NormConfig,
     NormGateConfig,
     QKNormConfig,
+    ReversibleConfig,
     RgLruConfig,
     RopeConfig,
     SelectiveAttentionConfig,
@@ -112,6 +113,7 @@ class Case(NamedTuple):
     second: LayerConfig | None = None
     vectors: PerLayerEmbeddingConfig | None = None
     kind: Literal["decoder", "encoder"] = "decoder"
+    head: Literal["tied", "untied"] = "tied"
 
 
 LAYERS = {
@@ -311,6 +313,9 @@ LAYERS = {
         tokens=LONG,
         tiles=TILES,
     ),
+    "reversible layers": Case(
+        LayerConfig(heads(), NARROW, streams=ReversibleConfig()), share=0.4, head="untied"
+    ),
     "a sparse network": Case(
         LayerConfig(heads(), FeedForwardConfig(1024, sparsity=0.9)), share=0.6
     ),
@@ -361,7 +366,9 @@ def test_planned_activations_are_those_that_are_allocated(
         pytest.skip(f"no native code here: {native.unavailable()}")
     case = LAYERS[name]
     layers = (case.layer, case.second or case.layer)
-    config = TransformerConfig(case.kind, 500, 256, 4096, layers, per_layer_embedding=case.vectors)
+    config = TransformerConfig(
+        case.kind, 500, 256, 4096, layers, per_layer_embedding=case.vectors, head=case.head
+    )
     torch.manual_seed(0)
     model = Transformer(config).eval().to(getattr(torch, dtype))
     for module in model.modules():

@@ -51,7 +51,9 @@ def test_a_mask_with_a_hole_is_no_range_of_positions(mask):
 
 
 @pytest.mark.parametrize(
-    "mask", [ph.Causal(), ph.Window(8), ph.Window(4, ahead=4), ph.Chunk(8), ph.Prefix(16)], ids=repr
+    "mask",
+    [ph.Causal(), ph.Window(8), ph.Window(4, ahead=4), ph.Chunk(8), ph.Chunk(4, 2), ph.Prefix(16)],
+    ids=repr,
 )
 def test_tiles_that_a_mask_of_positions_leaves_empty_or_full_are_known_without_drawing(mask):
     starts = range(0, 64, 4)

@@ -24,6 +24,7 @@ from polyhead.config.disentangled import DisentangledAttentionConfig, RelativeEm
 from polyhead.config.dynamic_mask import DynamicMaskConfig
 from polyhead.config.embedding import (
     AudioConfig,
+    AxialConfig,
     EmbeddingConfig,
     EmbeddingProjectionConfig,
     FirstRowConfig,
@@ -52,6 +53,7 @@ from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Network
 from polyhead.config.lightning_attention import LightningAttentionConfig
+from polyhead.config.lsh import LshAttentionConfig
 from polyhead.config.mamba import MambaConfig
 from polyhead.config.mamba2 import Mamba2Config
 from polyhead.config.memories import Memory, OfLayer, PerToken, Pooled, Recent, State, Tail
@@ -62,6 +64,7 @@ from polyhead.config.norm_gate import NormGateConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
 from polyhead.config.relative_attention import RelativeAttentionConfig
+from polyhead.config.reversible import ReversibleConfig
 from polyhead.config.rg_lru import RgLruConfig
 from polyhead.config.rope import RopeConfig, RopeType
 from polyhead.config.selective_attention import SelectiveAttentionConfig
@@ -86,6 +89,7 @@ __all__ = [
     "AttentionConfig",
     "AttentionSpan",
     "AudioConfig",
+    "AxialConfig",
     "BlockBoundsConfig",
     "BlockIndexerConfig",
     "BlockMeansConfig",
@@ -131,6 +135,7 @@ __all__ = [
     "LatentAttentionConfig",
     "LayerConfig",
     "LightningAttentionConfig",
+    "LshAttentionConfig",
     "Mamba2Config",
     "MambaConfig",
     "Memory",
@@ -153,6 +158,7 @@ __all__ = [
     "RelativeAttentionConfig",
     "RelativeBiasConfig",
     "RelativeEmbeddingConfig",
+    "ReversibleConfig",
     "RgLruConfig",
     "RopeConfig",
     "RopeType",

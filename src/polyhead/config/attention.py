@@ -110,7 +110,8 @@ class AttentionConfig(HeadLayout, kind="heads"):
 
     ``window``: keys behind a query that it sees, itself included; ``window_ahead``: keys ahead of
     it, for encoders (ModernBERT sees w/2 on either side: window w/2 + 1, window_ahead w/2).
-    ``chunk``: positions are cut into runs of so many, and a query sees its own run (Llama 4).
+    ``chunk``: positions are cut into runs of so many, and a query sees its own run (Llama 4), and
+    ``chunks_before`` runs before it (Reformer).
     ``rope`` None is no rotation in this layer (SmolLM3, Cohere 2, EXAONE 4 leave it out in some).
     ``v_norm``: values are normalized per head. ``values_from_keys``: keys as they are projected,
     before norm and rotation, are the values too, and there is no projection of values (Gemma 4 has
@@ -136,6 +137,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
     values_from_keys: bool = False
     hands_on_keys: bool = False
     value_scale: float = 1.0  # factor of the values (MiMo-V2)
+    chunks_before: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim"):
@@ -163,6 +165,9 @@ class AttentionConfig(HeadLayout, kind="heads"):
                 raise ConfigError(
                     f"a layer has a window or a chunk: got window={self.window}, chunk={self.chunk}"
                 )
+        check_whole("chunks_before", self.chunks_before, least=0)
+        if self.chunks_before and self.chunk is None:
+            raise ConfigError("chunks_before need a chunk: got chunk=None")
         if self.values_from_keys and self.value_dim != self.head_dim:
             raise ConfigError(
                 f"values_from_keys needs values of the keys' size {self.head_dim}: got "
@@ -234,12 +239,14 @@ class AttentionConfig(HeadLayout, kind="heads"):
 
     @property
     def attention_span(self) -> AttentionSpan:
+        if self.chunks_before:  # at most
+            return AttentionSpan(self.visible_window, self.window_ahead)
         return AttentionSpan(self.window, self.window_ahead, self.chunk)
 
     @property
     def visible_window(self) -> int | None:
         if self.chunk is not None:
-            return self.chunk
+            return self.chunk * (1 + self.chunks_before)
         return None if self.window is None else self.window + (self.window_ahead or 0)
 
     def parameter_groups(

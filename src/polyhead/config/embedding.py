@@ -186,11 +186,34 @@ class FirstRowConfig(Data):
 
 
 @dataclass(frozen=True)
+class AxialConfig(Data):
+    """Learned positions as rows and columns of a grid (Kitaev et al. 2020, Reformer).
+
+    Position p has the vector of row p // columns beside that of column p % columns.
+
+    Attributes:
+        shape: Rows and columns.
+        dims: Features of a row's vector and of a column's.
+    """
+
+    shape: tuple[int, int]
+    dims: tuple[int, int]
+
+    def __post_init__(self) -> None:
+        for name in ("shape", "dims"):
+            if len(value := getattr(self, name)) != 2:
+                raise ConfigError(f"axial {name} must be 2 numbers: got {list(value)}")
+            for number in value:
+                check_whole(f"axial {name}", number)
+
+
+@dataclass(frozen=True)
 class EmbeddingConfig(Data):
     """Token embedding, with absolute positions and segments where the family has them.
 
     Attributes:
         positions: Learned, sinusoidal, or none here (rotary and biases belong to attention).
+        axial: Learned positions in place of a table of them, where ``positions`` is ``"axial"``.
         position_offset: Position p is row p + offset of the table, or counts as p + offset (2 in
             OPT, BART, RoBERTa, M2M-100, XGLM). A learned table has max_positions + offset rows.
         sinusoid: How sinusoidal positions lie.
@@ -209,7 +232,7 @@ class EmbeddingConfig(Data):
             part of its output.
     """
 
-    positions: Literal["learned", "sinusoidal"] | None = None
+    positions: Literal["learned", "sinusoidal", "axial"] | None = None
     num_segments: int = 0
     norm: NormConfig | None = None
     scale: float = 1.0
@@ -223,12 +246,18 @@ class EmbeddingConfig(Data):
     token_dropout: TokenDropoutConfig | None = None
     segments_optional: bool = False
     prefix: int = 0
+    axial: AxialConfig | None = None
 
     def __post_init__(self) -> None:
+        if (self.positions == "axial") != (self.axial is not None):
+            raise ConfigError(
+                f"axial belongs to positions 'axial': got positions={self.positions!r}, "
+                f"axial={self.axial}"
+            )
         if self.segments_optional and not self.num_segments:
             raise ConfigError("segments_optional needs segments: got num_segments=0")
         check_choice("norm_of", self.norm_of, ("sum", "tokens"))
-        check_choice("positions", self.positions, (None, "learned", "sinusoidal"))
+        check_choice("positions", self.positions, (None, "learned", "sinusoidal", "axial"))
         check_whole("position_offset", self.position_offset, least=0)
         if self.position_offset and self.positions is None:
             raise ConfigError("position_offset needs positions: got positions=None")
@@ -292,6 +321,9 @@ class EmbeddingConfig(Data):
         for count in (rows, self.num_segments):
             if count:
                 yield ParameterGroup("embedding", 1, count * summed, multiplied=False)
+        if self.axial is not None:
+            for count, features in zip(self.axial.shape, self.axial.dims, strict=True):
+                yield ParameterGroup("embedding", 1, count * features, multiplied=False)
         for each in self.first_rows:
             yield ParameterGroup("embedding", 1, each.rows * (each.dim or summed), multiplied=False)
         if self.prefix:

@@ -89,6 +89,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "gated": "polyhead.config.gated_attention",
         "selective": "polyhead.config.selective_attention",
         "compressed": "polyhead.config.compressed",
+        "lsh": "polyhead.config.lsh",
         "native_sparse": "polyhead.config.native_sparse",
         "sub_norm": "polyhead.config.sub_norm",
         "differential": "polyhead.config.differential_attention",
@@ -151,6 +152,11 @@ class HeadLayout(OneOfSeveral, ABC):
             f"{type(self).__name__} keeps no keys and values of each token: its memories are "
             f"{', '.join(map(str, self.memories)) or 'none'}"
         )
+
+    @property
+    def one_pass(self) -> str | None:
+        """Why it computes whole texts and has no cache; None: it can have one."""
+        return None
 
     @property
     def token_elements(self) -> float:

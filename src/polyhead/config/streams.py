@@ -33,6 +33,7 @@ class StreamsConfig(OneOfSeveral, ABC):
         "hyper_connections": "polyhead.config.hyper_connections",
         "mixed_connections": "polyhead.config.hyper_connections",
         "cycles": "polyhead.config.cycles",
+        "reversible": "polyhead.config.reversible",
     }
     around_layer: ClassVar[bool]
     """Whether a layer reads the streams once; else each of its parts does."""
@@ -46,6 +47,10 @@ class StreamsConfig(OneOfSeveral, ABC):
     def between(self) -> StreamsConfig:
         """What is the same in all layers of a model."""
         return self
+
+    def last_dim(self, embed_dim: int) -> int:
+        """Features of the one vector that is made of the streams at last."""
+        return embed_dim
 
     @abstractmethod
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:

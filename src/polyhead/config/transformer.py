@@ -246,6 +246,12 @@ class TransformerConfig(Data):
         return self.layers[0].streams
 
     @property
+    def hidden_dim(self) -> int:
+        """Features behind ``layers``, which the final norm and the head read."""
+        E, streams = self.embed_dim, self.streams
+        return E if streams is None else streams.last_dim(E)
+
+    @property
     def reads_embedded(self) -> bool:
         """Whether layers read what the embedding gives, beside the stream."""
         return any(EMBEDDED in layer.attention.reads for layer in self.layers)
@@ -268,7 +274,7 @@ class TransformerConfig(Data):
             return
         if self.embedding.frontend is not None and self.kind != "encoder-decoder":
             raise ConfigError(f"patches and sound have no logits: got head={self.head!r}")
-        size = last_dim(self.embed_dim, self.head_transforms)
+        size = last_dim(self.hidden_dim, self.head_transforms)
         projection = self.embedding.projection
         table = self.embed_dim if projection is None else projection.dim
         if any(each.tied for each in self.head_transforms):

@@ -14,7 +14,6 @@ REFUSED: Mapping[str, str] = {
     "rwkv": _RECURRENT,
     "xlstm": _RECURRENT,
     "prophetnet": "its decoder predicts several tokens ahead in streams of their own",
-    "reformer": "it attends within buckets of a hash",
     "transfo-xl": "transformers no longer has its classes, so no result is known",
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",

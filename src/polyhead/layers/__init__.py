@@ -37,6 +37,7 @@ from polyhead.config import (
     LatentAttentionConfig,
     LayerConfig,
     LightningAttentionConfig,
+    LshAttentionConfig,
     Mamba2Config,
     MambaConfig,
     MixedConnectionsConfig,
@@ -46,6 +47,7 @@ from polyhead.config import (
     NormGateConfig,
     QKNormConfig,
     RelativeAttentionConfig,
+    ReversibleConfig,
     RgLruConfig,
     RopeConfig,
     SelectiveAttentionConfig,
@@ -85,6 +87,7 @@ from polyhead.layers.identity_experts import IdentityExperts
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.lightning_attention import LightningAttention
+from polyhead.layers.lsh_attention import LshAttention
 from polyhead.layers.mamba import Mamba
 from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.native_sparse_attention import NativeSparseAttention
@@ -92,6 +95,7 @@ from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.layers.relative_attention import RelativeAttention
+from polyhead.layers.reversible import Reversible
 from polyhead.layers.rg_lru import RgLru
 from polyhead.layers.selective_attention import SelectiveAttention
 from polyhead.layers.shared_block import SharedBlock
@@ -167,6 +171,8 @@ __all__ = [
     "LightningAttention",
     "LightningAttentionConfig",
     "LightningIndexer",
+    "LshAttention",
+    "LshAttentionConfig",
     "Mamba",
     "Mamba2",
     "Mamba2Config",
@@ -184,6 +190,8 @@ __all__ = [
     "RMSNorm",
     "RelativeAttention",
     "RelativeAttentionConfig",
+    "Reversible",
+    "ReversibleConfig",
     "RgLru",
     "RgLruConfig",
     "RoPE",

@@ -145,7 +145,7 @@ class MultiHeadAttention(HeadProjections):
         if config.window is not None:
             self._window = Window(config.window, config.window_ahead)
         elif config.chunk is not None:
-            self._window = Chunk(config.chunk)
+            self._window = Chunk(config.chunk, config.chunks_before)
         self._causal_window = None if self._window is None else Causal() & self._window
         self._alibi = None if config.alibi is None else alibi_of(self.num_heads, config.alibi)
         self._add_modules()

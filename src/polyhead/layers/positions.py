@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead._utils.checks import check_int
-from polyhead.config import RopeConfig, RopeType, SinusoidConfig
+from polyhead.config import AxialConfig, RopeConfig, RopeType, SinusoidConfig
 from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed
@@ -349,6 +349,44 @@ class LearnedPositions(nn.Module):
                 f"{positions + length - 1}"
             )
         return self.weight[positions : positions + length]
+
+
+class AxialPositions(LearnedPositions):
+    """A learned vector per row of a grid of positions beside one per column (Reformer).
+
+    Args:
+        config: Rows and columns, and features of both.
+
+    Attributes:
+        rows: ``[rows, dims[0]]``.
+        columns: ``[columns, dims[1]]``.
+    """
+
+    def __init__(self, config: AxialConfig) -> None:
+        nn.Module.__init__(self)
+        self.config = config
+        self.rows, self.columns = (
+            nn.Parameter(torch.empty(count, features))
+            for count, features in zip(config.shape, config.dims, strict=True)
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.rows)
+        nn.init.normal_(self.columns)
+
+    def forward(self, positions: int | Tensor, length: int) -> Tensor:
+        """``[T, E]`` or ``[B, T, E]``; see ``LearnedPositions.forward``."""
+        rows, columns = self.config.shape
+        if not isinstance(positions, Tensor):
+            if positions + length > rows * columns:
+                raise ContextLengthError(
+                    f"there are {rows} · {columns} axial positions: got tokens up to position "
+                    f"{positions + length - 1}"
+                )
+            positions = torch.arange(positions, positions + length, device=self.rows.device)
+        parts = (self.rows, positions // columns), (self.columns, positions % columns)
+        return torch.cat([F.embedding(index, table) for table, index in parts], dim=-1)
 
 
 class SinusoidalPositions(Fixed):

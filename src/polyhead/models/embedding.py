@@ -14,10 +14,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.config import EmbeddingConfig, TokenDropoutConfig
+from polyhead.errors import ConfigError
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
 from polyhead.layers.norms import build_norm
-from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
+from polyhead.layers.positions import AxialPositions, LearnedPositions, SinusoidalPositions
 from polyhead.layers.quantized import QuantizedEmbedding
 from polyhead.models.frontends import build_frontend
 
@@ -65,6 +66,12 @@ class Embedding(Fixed):
         self.positions: LearnedPositions | SinusoidalPositions | None = None
         if config.positions == "learned":
             self.positions = LearnedPositions(max_positions + offset, summed)
+        elif config.axial is not None:
+            if sum(config.axial.dims) != summed:
+                raise ConfigError(
+                    f"axial dims must sum to {summed} features: got {list(config.axial.dims)}"
+                )
+            self.positions = AxialPositions(config.axial)
         elif config.positions == "sinusoidal":
             self.positions = SinusoidalPositions(summed, config.sinusoid)
         self.segments = nn.Embedding(config.num_segments, summed) if config.num_segments else None

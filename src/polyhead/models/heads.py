@@ -99,9 +99,9 @@ class Head(nn.Module):
         self.transforms = (
             nn.ModuleList([TiedTransform(embedding)])
             if tied
-            else _transforms(config.embed_dim, config.head_transforms)
+            else _transforms(config.hidden_dim, config.head_transforms)
         )
-        size, beside = last_dim(config.embed_dim, config.head_transforms), config.head_beside
+        size, beside = last_dim(config.hidden_dim, config.head_transforms), config.head_beside
         shape = (config.vocab_size, size - beside)
         self.weight = None if config.head == "tied" else nn.Parameter(torch.empty(shape))
         own = nn.Parameter(torch.empty(config.vocab_size, beside)) if beside else None

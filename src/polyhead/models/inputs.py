@@ -58,10 +58,16 @@ def check_caching(config: TransformerConfig, quantized: Quantized | None) -> Non
 
     Raises:
         ValueError: An encoder.
-        UnsupportedError: A quantized cache under ``batch_invariant()``.
+        UnsupportedError: A layer that computes whole texts, or a quantized cache under
+            ``batch_invariant()``.
     """
     if config.kind == "encoder":
         raise ValueError(NO_CACHE)
+    for i, layer in enumerate(config.layers):
+        if layer.attention.one_pass is not None:
+            raise UnsupportedError(
+                f"layer {i}, {layer.attention.layout}, has no cache: {layer.attention.one_pass}"
+            )
     if batch_invariant.is_enabled() and quantized is not None:
         raise UnsupportedError(
             "batch_invariant() cannot keep the bits of a quantized cache: whether a key is exact "

@@ -119,7 +119,7 @@ class Transformer(Fixed):
             encoder.relative_bias, config.encoder_layers, bidirectional=True
         )
         norm = config.final_norm
-        self.final_norm = None if norm is None else build_norm(E, norm)
+        self.final_norm = None if norm is None else build_norm(config.hidden_dim, norm)
         self.encoder_final_norm = (
             build_norm(self._encoder_dim, norm)
             if norm is not None and config.encoder_layers
@@ -127,7 +127,9 @@ class Transformer(Fixed):
         )
         self.head = None if config.head is None else Head(config, self.embedding)
         task = config.task
-        self.task = None if task is None else TaskHead(E, task, config.eos_token_ids)
+        self.task = (
+            None if task is None else TaskHead(config.hidden_dim, task, config.eos_token_ids)
+        )
         self._causal = Causal()
         self._scores_segments = any(SEGMENTS in each.attention.reads for each in config.layers)
         self.recompute = False

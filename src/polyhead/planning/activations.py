@@ -54,7 +54,7 @@ def activation_elements(
     if model.streams is not None:
         layers.append(model.streams.peak_activation_elements(E))
     head = 0 if model.head is None else -(-model.vocab_size // ranks)
-    return batch_size * max(tokens * (max(layers) + stream), tokens * 2 * E + head)
+    return batch_size * max(tokens * (max(layers) + stream), tokens * 2 * model.hidden_dim + head)
 
 
 def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int, half: bool) -> int:

@@ -219,7 +219,7 @@ def _scores(
 
 def _logits(model: TransformerConfig) -> int:
     """Multiply-adds of the logits of one token."""
-    size, total = model.embed_dim, 0
+    size, total = model.hidden_dim, 0
     for transform in model.head_transforms:
         before, size = size, last_dim(size, (transform,))
         total += before * size

@@ -151,6 +151,8 @@ def layer_cache(
     kind = CACHE_TYPES[kv_dtype]
     dtype = kind if isinstance(kind, torch.dtype) else torch.bfloat16
     bits = kind if isinstance(kind, int) else None
+    if shape.one_pass is not None:
+        raise ConfigError(f"{type(shape).__name__} has no cache to plan: {shape.one_pass}")
     memories = shape.memories
     check_memories(memories)
     kept = tuple(m for memory in memories if (m := memory.keys_and_values or memory.borrowed))

@@ -50,6 +50,7 @@ def _owners(layers: tuple[LayerConfig, ...], weights_of: tuple[int, ...]) -> lis
 
 def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
     """Weights outside a stack's layers, without the encoder's."""
+    last = config.hidden_dim
     E, W, tied = config.embed_dim, config.vocab_size, config.head == "tied"
     yield from config.embedding.parameter_groups(W, E, config.max_positions, read_whole=tied)
     if config.per_layer_embedding is not None:
@@ -59,15 +60,15 @@ def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
     if config.streams is not None:
         yield from config.streams.end_parameter_groups(E)
     if config.final_norm is not None:
-        yield ParameterGroup("norms", 1, config.final_norm.parameters(E), multiplied=False)
+        yield ParameterGroup("norms", 1, config.final_norm.parameters(last), multiplied=False)
     if config.relative_bias is not None:
         heads = config.layers[0].attention.num_heads
         for _ in config.layers if config.relative_bias.per_layer else (0,):
             yield ParameterGroup(
                 "attention", heads, config.relative_bias.num_buckets, multiplied=False
             )
-    yield from transform_groups(E, config.head_transforms)
-    size = last_dim(E, config.head_transforms)
+    yield from transform_groups(last, config.head_transforms)
+    size = last_dim(last, config.head_transforms)
     if own := size - config.head_beside if config.head == "untied" else 0:
         yield ParameterGroup("head", W, own, multiplied=False)
     if config.head_beside:
@@ -75,7 +76,7 @@ def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
     if config.head_bias:
         yield ParameterGroup("head", W, 1, multiplied=False)
     if config.task is not None:
-        yield from config.task.parameter_groups(E)
+        yield from config.task.parameter_groups(last)
 
 
 def _around_encoder(config: TransformerConfig) -> Iterator[ParameterGroup]:

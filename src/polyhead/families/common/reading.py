@@ -40,7 +40,7 @@ UNLIMITED = 1 << 20
 """Positions of a model that has none and no key that bounds a text."""
 
 # Endings of class names with a language model's head.
-_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "MTModel")
+_WITH_HEAD = ("ForCausalLM", "LMHeadModel", "WithLMHead", "ForConditionalGeneration", "MTModel")
 
 
 _OF_A_HEAD = ("head_bias", "head_transforms")

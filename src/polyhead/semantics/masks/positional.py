@@ -83,34 +83,40 @@ class Window(Mask, arguments={"size": int, "ahead": int | None}):
         return f"Window({self.size}{'' if self.ahead is None else f', ahead={self.ahead}'})"
 
 
-class Chunk(Mask, arguments={"size": int}):
-    """Positions are cut into runs of ``size``; a query sees the keys of its own run (Llama 4)."""
+class Chunk(Mask, arguments={"size": int, "before": int}):
+    """Positions are cut into runs of ``size``; a query sees the keys of its own run (Llama 4).
 
-    def __init__(self, size: int) -> None:
+    ``before``: and those of so many runs before it (Reformer).
+    """
+
+    def __init__(self, size: int, before: int = 0) -> None:
         self.size = check_int("Chunk size", size, least=1)
+        self.before = check_int("Chunk before", before, least=0)
 
     def rule(self, of: QueryKeyPairs) -> PairExpr:
         q, k, size = of.q_position, of.k_position, of.number(self.size)
-        return lambda pair: q(pair) // size(pair) == k(pair) // size(pair)
+        before = of.number(self.before)
+        return lambda pair: _within(q(pair) // size(pair) - k(pair) // size(pair), before(pair))
 
     def classify(self, q: Tokens, k: Tokens) -> Visibility:
         if q.span is None or k.span is None:
             return Visibility.SOME
         q_low, q_high = q.span.low // self.size, q.span.high // self.size
         k_low, k_high = k.span.low // self.size, k.span.high // self.size
-        if q_high < k_low or k_high < q_low:
+        if q_high < k_low or k_high < q_low - self.before:
             return Visibility.NONE
-        return Visibility.ALL if q_low == q_high == k_low == k_high else Visibility.SOME
+        inside = k_low >= q_high - self.before and k_high <= q_low
+        return Visibility.ALL if inside else Visibility.SOME
 
     def range(self, q: Tokens, k: Tokens, device: torch.device) -> Range:
         first = _at_rows(q, device) // self.size * self.size
-        return Range(first, first + self.size)
+        return Range(first - self.before * self.size, first + self.size)
 
     def of_rows(self, rows: Sequence[int]) -> Mask:
         return self
 
     def __repr__(self) -> str:
-        return f"Chunk({self.size})"
+        return f"Chunk({self.size}, {self.before})" if self.before else f"Chunk({self.size})"
 
 
 class Prefix(Mask, arguments={"length": Tensor | list}):
@@ -137,6 +143,10 @@ class Prefix(Mask, arguments={"length": Tensor | list}):
 
     def __repr__(self) -> str:
         return f"Prefix({self.length})"
+
+
+def _within(apart: Tensor, most: Tensor) -> Tensor:
+    return (apart >= 0) & (apart <= most)
 
 
 def _at_rows(q: Tokens, device: torch.device) -> Tensor:
