@@ -13,7 +13,8 @@ is a step::
     y = step.unpack(ys)
 
 A step that fails, or that leaves out a memory, leaves the cache as it was. What another layer
-remembers is no part of it: such a layer's steps count tokens alone.
+remembers is no part of it: such a layer's steps count tokens alone. A step within a step is that
+step: a layer that remembers more than its attention begins one around both.
 
 Shape letters: B batch, T new tokens, W width.
 """
@@ -46,34 +47,22 @@ _UNLIMITED = 1 << 48
 _P = TypeVar("_P", bound=Part)
 
 
-class Step:
-    """One call of a layer; see the module.
+class Packing:
+    """Moves the real tokens of each row before its padding, and back.
+
+    Args:
+        padding: ``[B, T]`` bool; None: there is none.
 
     Attributes:
-        counts: Real tokens of each row.
-        before: Tokens that each row had.
-        pieces: Columns of packed tokens to be taken one piece after the other by what updates a
-            state, so that the state after each of the last ``spare`` tokens can be kept.
         real: ``[B, T]`` bool, which packed columns are real tokens; None: all.
     """
 
-    def __init__(
-        self, cache: LayerCache, x: Tensor, positions: Tensor | None, counts: list[int]
-    ) -> None:
-        self._cache, self._positions = cache, positions
-        self.counts, self.before = counts, cache.lengths
-        T = x.shape[1]
-        singly = min(cache.spare, T)
-        edges = [0, *range(T - singly, T + 1)] if singly < T else [*range(T + 1)]
-        self.pieces = [slice(a, b) for a, b in itertools.pairwise(edges)]
+    def __init__(self, padding: Tensor | None) -> None:
         self.real: Tensor | None = None
         self._order: Tensor | None = None
-        if any(count != T for count in counts) and positions is not None:
-            padding = (positions < 0).expand(len(counts), T).to(x.device)
+        if padding is not None:
             self._order = padding.int().argsort(dim=1, stable=True)
             self.real = ~padding.gather(1, self._order)
-        self.used: dict[str, int] = dict.fromkeys(cache.names, 0)
-        self.undo: dict[str, StoredCache | None] = {}
 
     def pack(self, x: Tensor) -> Tensor:
         """``[B, T, ...]`` with the real tokens of each row first, then zeros."""
@@ -88,7 +77,34 @@ class Step:
         if self._order is None:
             return y
         index = self._order.reshape(*self._order.shape, *[1] * (y.ndim - 2)).expand_as(y)
-        return torch.empty_like(y).scatter(1, index, y)
+        return torch.zeros_like(y).scatter(1, index, y)
+
+
+class Step(Packing):
+    """One call of a layer; see the module.
+
+    Attributes:
+        counts: Real tokens of each row.
+        before: Tokens that each row had.
+        pieces: Columns of packed tokens to be taken one piece after the other by what updates a
+            state, so that the state after each of the last ``spare`` tokens can be kept.
+    """
+
+    def __init__(
+        self, cache: LayerCache, x: Tensor, positions: Tensor | None, counts: list[int]
+    ) -> None:
+        self._cache, self._positions = cache, positions
+        self.counts, self.before = counts, cache.lengths
+        T = x.shape[1]
+        singly = min(cache.spare, T)
+        edges = [0, *range(T - singly, T + 1)] if singly < T else [*range(T + 1)]
+        self.pieces = [slice(a, b) for a, b in itertools.pairwise(edges)]
+        padding = None
+        if any(count != T for count in counts) and positions is not None:
+            padding = (positions < 0).expand(len(counts), T).to(x.device)
+        super().__init__(padding)
+        self.used: dict[str, int] = dict.fromkeys(cache.names, 0)
+        self.undo: dict[str, StoredCache | None] = {}
 
     def append(self, name: str, k: Tensor, v: Tensor) -> KeyValueSource:
         """Appends keys and values, as ``KeyValueCache.append``; not packed."""
@@ -165,6 +181,7 @@ class LayerCache(SequenceCache):
         self.layout: Layout = Dense() if layout is None else layout
         self.in_use = InUse()
         self._lengths: list[int] = []
+        self._open: Step | None = None
         self._tokens: dict[str, StoredCache] = {}
         self._parts: dict[str, Part] = {}
         for memory in memories:
@@ -182,7 +199,7 @@ class LayerCache(SequenceCache):
 
     @contextmanager
     def step(self, x: Tensor, positions: Tensor | None = None) -> Iterator[Step]:
-        """A call of the layer with more tokens.
+        """A call of the layer with more tokens; within one, that call.
 
         Args:
             x: ``[B, T, E]``, the layer's input.
@@ -193,6 +210,9 @@ class LayerCache(SequenceCache):
                 as it was, and so it is if anything within the step fails.
         """
         with self.in_use:
+            if self._open is not None:
+                yield self._open
+                return
             B, T = x.shape[:2]
             fresh = not any(self._lengths)
             before = [0] * B if fresh else self._lengths
@@ -206,6 +226,7 @@ class LayerCache(SequenceCache):
             step = Step(self, x, positions, new.counts)
             marks = {name: part.before() for name, part in self._parts.items()}
             try:
+                self._open = step
                 yield step
                 self._check_whole(step)
             except BaseException:
@@ -213,6 +234,8 @@ class LayerCache(SequenceCache):
                 if fresh:
                     self._lengths = []
                 raise
+            finally:
+                self._open = None
             self._lengths = [n + more for n, more in zip(before, new.counts, strict=True)]
 
     def _check_whole(self, step: Step) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from polyhead import native
 from polyhead._utils.checks import check_probability
 from polyhead.caches import SequenceCache
-from polyhead.caches.layer_cache import Step
+from polyhead.caches.layer_cache import Packing, Step
 from polyhead.config import HeadLayout
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.kernels.recurrence.dispatch import recurrence
@@ -130,13 +130,8 @@ class RecurrentLayer(Hooked):
 
     def _over(self, x: Tensor, real: Tensor | None, kernel: str) -> Tensor:
         """A whole sequence; padding is moved behind the real tokens of its row and back."""
-        if real is None:
-            return self._run(x, None, kernel, None)
-        order = (~real).int().argsort(dim=1, stable=True)[..., None].expand_as(x)
-        real = real.sort(dim=1, descending=True, stable=True).values
-        x = x.gather(1, order).masked_fill(~real[..., None], 0.0)
-        y = self._run(x, real, kernel, None)
-        return torch.zeros_like(y).scatter(1, order, y)
+        call = Packing(None if real is None else ~real)
+        return call.unpack(self._run(call.pack(x), call.real, kernel, None))
 
     def _with_tail(self, name: str, x: Tensor, tokens: int, step: Step | None) -> Tensor:
         """``[B, tokens + T, W]``: the inputs ``[B, T, W]`` of a convolution behind earlier ones."""
@@ -220,7 +215,9 @@ def as_heads(x: Tensor, heads: int) -> Tensor:
     return x.view(B, T, heads, width // heads).transpose(1, 2)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, beside: bool = False
+) -> Tensor:
     """``[B, T, W]`` the causal convolution of each channel, in float32 or more.
 
     Term after term: faster here than torch's grouped ``conv1d``, and a token's bits depend on its
@@ -230,6 +227,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         x: ``[B, n − 1 + T, W]``.
         weight: ``[W, n]``.
         bias: ``[W]``.
+        beside: Whether a token's own input is added too.
     """
     precise = torch.promote_types(x.dtype, torch.float32)
     wide, taps = x.to(precise), weight.to(precise).unbind(1)
@@ -237,6 +235,8 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     y = wide[:, :T] * taps[0]
     for i, tap in enumerate(taps[1:], 1):
         y = y.addcmul_(wide[:, i : i + T], tap)
+    if beside:
+        y = y.add_(wide[:, -T:])
     return (y if bias is None else y + bias).to(x.dtype)
 
 
