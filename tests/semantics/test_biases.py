@@ -35,6 +35,7 @@ BIASES = {
     "content": lambda: ph.RelativeContentBias(
         torch.randn(1, 4, 7, 8), torch.randn(1, 1, 9, 8), max_distance=5
     ),
+    "content behind": lambda: ph.RelativeContentBias(torch.randn(1, 4, 7, 6), nearest=0),
     "content of keys": lambda: ph.RelativeContentBias(of_key=torch.randn(1, 4, 9, 5)),
 }
 TOKENS = Tokens.of(7, shift=2), Tokens.of(9)

@@ -53,6 +53,21 @@ def test_some_heads_some_tokens_and_each_term_alone():
     torch.testing.assert_close(sum(terms), whole)
 
 
+@pytest.mark.parametrize("nearest", [0, 3, N - 1])
+def test_any_column_can_be_distance_0(nearest):
+    given = bias(nearest=nearest)
+    apart = torch.arange(S - T, S)[:, None] - torch.arange(S)
+    columns = (apart + nearest).clamp(0, N - 1).expand(2, H, T, S)
+    wanted = (
+        given.of_query.gather(-1, columns)
+        + given.of_key.expand(2, H, S, N).gather(-1, columns.mT).mT
+    )
+    torch.testing.assert_close(drawn(given), wanted)
+    assert torch.equal(drawn(given.of_heads([3, 1])), drawn(given)[:, [3, 1]])
+    assert given != bias(nearest=(nearest + 1) % N)
+    assert repr(given).endswith(f"of_key=[1, 1, 21, 12], nearest={nearest})")
+
+
 def test_a_file_keeps_it_and_equal_tables_are_equal(tmp_path):
     given = bias(of_query=None, max_distance=8)
     assert given == bias(of_query=None, max_distance=8) != bias(max_distance=8)
@@ -77,6 +92,9 @@ def test_a_file_keeps_it_and_equal_tables_are_equal(tmp_path):
         ("same number of columns", {"of_key": torch.ones(1, 1, S, N + 1)}),
         ("max_distance from n / 4 .* got n=12, max_distance=4", {"max_distance": 4}),
         ("max_distance=65536", {"max_distance": 1 << 16}),
+        ("nearest must be a column, 0 to 11.*got nearest=12", {"nearest": 12}),
+        ("nearest must be .* got nearest=-1", {"nearest": -1}),
+        ("without max_distance: got nearest=3, max_distance=8", {"nearest": 3, "max_distance": 8}),
         ("n a multiple of 4",
             {"of_key": None, "of_query": torch.ones(1, 1, T, 10), "max_distance": 9}),
     ],

@@ -17,15 +17,21 @@ from polyhead.semantics.tokens import Tokens
 
 class RelativeContentBias(
     Bias,
-    arguments={"of_query": Tensor | None, "of_key": Tensor | None, "max_distance": int | None},
+    arguments={
+        "of_query": Tensor | None,
+        "of_key": Tensor | None,
+        "max_distance": int | None,
+        "nearest": int | None,
+    },
 ):
     """A number of the query for every distance, and one of the key.
 
         bias_bhij = of_query_bhin + of_key_bhjn        n = column(i − j)
 
-    i and j are positions of the query and the key. With n columns, the middle one (n // 2) is
-    distance 0, and the first and the last also stand for all that lie beyond. DeBERTa's tables are
-    q_i · (r_n Wk) and k_j · (r_n Wq) of embeddings r_n, Transformer-XL's is (q_i + v) · (r_n Wr).
+    i and j are positions of the query and the key. Of n columns one is distance 0, those behind it
+    are of keys ever farther back, and the first and the last also stand for all that lie beyond.
+    DeBERTa's tables are q_i · (r_n Wk) and k_j · (r_n Wq) of embeddings r_n, Transformer-XL's is
+    (q_i + v) · (r_n Wr).
 
     Args:
         of_query: ``[1 or B, 1 or H, T, n]``, a row of each of the call's queries; None: no term.
@@ -33,10 +39,11 @@ class RelativeContentBias(
         max_distance: None: a column for every distance. Else, as DeBERTa-v2 has it, distances
             beyond n / 4 share columns, ever more of them up to max_distance − 1, where the
             columns of one side end.
+        nearest: The column of distance 0; None: the middle one, n // 2.
 
     Raises:
-        ValueError: No table, tables of other shapes or numbers of columns, or a max_distance
-            that leaves no distance to share.
+        ValueError: No table, tables of other shapes or numbers of columns, a max_distance that
+            leaves no distance to share or stands beside ``nearest``, or no such column.
     """
 
     def __init__(
@@ -45,8 +52,10 @@ class RelativeContentBias(
         of_key: Tensor | None = None,
         *,
         max_distance: int | None = None,
+        nearest: int | None = None,
     ) -> None:
         self.of_query, self.of_key, self.max_distance = of_query, of_key, max_distance
+        self.nearest = nearest
         if not self.tensors:
             raise ValueError("RelativeContentBias needs of_query, of_key or both: got neither")
         for name, table in (("of_query", of_query), ("of_key", of_key)):
@@ -68,6 +77,11 @@ class RelativeContentBias(
                 "RelativeContentBias needs n a multiple of 4 and max_distance from n / 4 + 2 to "
                 f"{FARTHEST}: got n={self.columns}, max_distance={max_distance}"
             )
+        if nearest is not None and (max_distance is not None or not 0 <= nearest < self.columns):
+            raise ValueError(
+                f"RelativeContentBias nearest must be a column, 0 to {self.columns - 1}, without "
+                f"max_distance: got nearest={nearest}, max_distance={max_distance}"
+            )
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -76,7 +90,7 @@ class RelativeContentBias(
     def with_tensors(self, tensors: Sequence[Tensor]) -> RelativeContentBias:
         given = iter(tensors)
         tables = [None if x is None else next(given) for x in (self.of_query, self.of_key)]
-        return type(self)(*tables, max_distance=self.max_distance)
+        return type(self)(*tables, max_distance=self.max_distance, nearest=self.nearest)
 
     def of_heads(self, heads: Sequence[int]) -> RelativeContentBias:
         chosen = list(heads)
@@ -98,7 +112,7 @@ class RelativeContentBias(
             all_of_it = torch.log(torch.tensor((far - 1) / exact, dtype=precise, device=device))
             shared = torch.ceil(grown / all_of_it * (exact - 1)) + exact
             apart = torch.where(apart.abs() <= exact, apart, (shared * apart.sign()).long())
-        return (apart + half).clamp(0, self.columns - 1)
+        return (apart + (half if self.nearest is None else self.nearest)).clamp(0, self.columns - 1)
 
     def _column(self, of: QueryKeyPairs) -> PairExpr:
         columns = self.by_distance(of.device)[None, None]
@@ -142,8 +156,8 @@ class RelativeContentBias(
     def __repr__(self) -> str:
         tables = (("of_query", self.of_query), ("of_key", self.of_key))
         said = [f"{name}={list(x.shape)}" for name, x in tables if x is not None]
-        if self.max_distance is not None:
-            said.append(f"max_distance={self.max_distance}")
+        options = (("max_distance", self.max_distance), ("nearest", self.nearest))
+        said += [f"{name}={number}" for name, number in options if number is not None]
         return f"RelativeContentBias({', '.join(said)})"
 
 
