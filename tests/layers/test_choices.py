@@ -65,7 +65,10 @@ def by_formula(layer: MultiHeadAttention, x: Tensor, causal: bool = True) -> Ten
         q, k = layer.q_norm(q), layer.k_norm(k)
     at = torch.arange(x.shape[1]).double()
     if (t := c.query_temperature) is not None:
-        factor = 1 + t.scale * torch.log(1 + torch.floor((at + t.offset) / t.every))
+        grown = 1 + torch.floor((at + t.offset) / t.every)
+        if not t.steps:
+            grown = ((at + t.offset) / t.every).clamp(min=1)
+        factor = 1 + t.scale * torch.log(grown)
         q = q * factor[:, None]
     k, v = (t.repeat_interleave(H // G, dim=1) for t in (k, v))
     scores = q @ k.mT / D**0.5
@@ -105,6 +108,9 @@ CHOICES = {
     "alibi": {"alibi": ALiBiConfig(max_bias=6.0, scale=0.5)},
     "chunk": {"chunk": 5, "rope": RopeConfig(dim=4)},
     "query temperature": {"query_temperature": QueryTemperatureConfig(0.3, 4, 1)},
+    "temperature of every token": {
+        "query_temperature": QueryTemperatureConfig(0.3, 4, 1, steps=False)
+    },
     "temperature and rope": {
         "query_temperature": QueryTemperatureConfig(0.3, 4),
         "rope": RopeConfig(),

@@ -88,16 +88,21 @@ class QueryTemperatureConfig(Data):
 
     Llama 4 does it (with ``offset`` 1) on layers without rotary positions, Ministral 3 (0) on all.
     ``power``: they grow as a power instead, q · (1 + (p + offset) / every)^scale (Beam).
+    ``steps`` False: by every token, from ``every`` on: q · (1 + scale · log(max(1, (p + offset) /
+    every))) (Inkling).
     """
 
     scale: float
     every: int
     offset: int = 0
     power: bool = False
+    steps: bool = True
 
     def __post_init__(self) -> None:
         check_whole("query temperature every", self.every)
         check_whole("query temperature offset", self.offset, least=0)
+        if self.power and not self.steps:
+            raise ConfigError("a query temperature has power or steps=False: got both")
 
 
 MOST_HEADS = 1 << 20

@@ -46,6 +46,8 @@ def scale_by_temperature(
     periods = (positions.to(precise) + config.offset) / config.every
     if config.power:
         factor = torch.exp(torch.log1p(periods) * config.scale)
+    elif not config.steps:
+        factor = torch.log(periods.clamp(min=1.0)) * config.scale + 1.0
     else:
         factor = _temperatures(torch.floor(periods), config)
     factor = factor[None, None, :, None] if factor.ndim == 1 else factor[:, None, :, None]
