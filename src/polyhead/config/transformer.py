@@ -88,6 +88,8 @@ class TransformerConfig(Data):
         task: Classes or pooled states in place of logits; only without ``head``.
         per_layer_embedding: Where layers read vectors of their own (``per_layer_input``).
         relative_embedding: Where the layers of an encoder score distances (``disentangled``).
+        unused_ids: The last so many of the vocabulary's ids are no tokens: there are rows for them,
+            and no logits (Inkling).
         funnel: Where an encoder's layers are blocks that read ever fewer tokens.
         initial: How new weights are drawn. Configurations that differ in nothing else are equal.
     """
@@ -113,6 +115,7 @@ class TransformerConfig(Data):
     head_transforms: tuple[HeadTransformConfig, ...] = ()
     task: TaskHeadConfig | None = None
     logit_scale: float = 1.0
+    unused_ids: int = 0
     per_layer_embedding: PerLayerEmbeddingConfig | None = None
     relative_embedding: RelativeEmbeddingConfig | None = None
     funnel: FunnelConfig | None = None
@@ -126,6 +129,14 @@ class TransformerConfig(Data):
         check_choice("kind", self.kind, ("decoder", "encoder", "encoder-decoder"))
         check_choice("head", self.head, (None, "tied", "untied"))
         check_positive("logit_scale", self.logit_scale)
+        check_whole("unused_ids", self.unused_ids, least=0)
+        apart = self.head is None or self.head_bias or self.head_beside
+        if self.unused_ids and (apart or self.unused_ids >= self.vocab_size):
+            raise ConfigError(
+                f"unused_ids need a head that is one matrix, of more than {self.unused_ids} ids: "
+                f"got head={self.head!r}, head_bias={self.head_bias}, head_beside="
+                f"{self.head_beside}, vocab_size={self.vocab_size}"
+            )
         if self.logit_softcap is not None:
             check_positive("logit_softcap", self.logit_softcap)
         if not self.layers:
@@ -239,6 +250,11 @@ class TransformerConfig(Data):
             pad_token_id=pad,
             encoder=EncoderConfig(embedding),
         )
+
+    @property
+    def num_logits(self) -> int:
+        """Logits of a token."""
+        return self.vocab_size - self.unused_ids
 
     @property
     def streams(self) -> StreamsConfig | None:

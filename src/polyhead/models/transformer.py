@@ -347,6 +347,7 @@ class Transformer(Fixed):
         if self.head.beside is not None:
             weight = self.unembedding
         logits = product(transformed(hidden, self.head.transforms), weight, self.head.bias)
+        logits = logits[..., : self.config.num_logits]
         scale, cap = self.config.logit_scale, self.config.logit_softcap
         if scale != 1.0:
             logits = logits * scale
@@ -364,6 +365,7 @@ class Transformer(Fixed):
         weight, beside = self.head.weight, self.head.beside
         made = self.embedding.table if weight is None else weight
         made = made.weight if isinstance(made, QuantizedMatrix) else made
+        made = made[: self.config.num_logits]
         return made if beside is None else torch.cat((made, beside), dim=1)
 
     def __dir__(self) -> list[str]:

@@ -317,6 +317,8 @@ def shard_vocabulary(
     head = model.head
     if head.beside is not None:
         raise unsupported("a head with columns beside those of another matrix")
+    if model.config.unused_ids:
+        raise unsupported("ids without logits on the dimension 'tensor'")
     own = [name for name in ("weight", "bias") if getattr(head, name) is not None]
     if own:
         parallelize_module(head, mesh, Placed(dict.fromkeys(own, 0)))

@@ -51,9 +51,9 @@ class Row:
     ) -> None:
         wanted = model.options.with_(**options)
         wanted.check_stream()
-        check_search(wanted, model.config.vocab_size, None)
+        check_search(wanted, model.config.num_logits, None)
         if logprobs is not None:
-            most = model.config.vocab_size
+            most = model.config.num_logits
             check_int("logprobs", logprobs, least=0, most=most, error=ValueError)
         self.request, self.adapter, self.sharing = Request(), adapter, (share_with, adapter)
         self.ids, self.ended, self._submitted = list[int](), False, time.monotonic()

@@ -106,10 +106,10 @@ def cross_entropy(
     count = len(labels)
     if not count:
         return hidden.float().sum() * 0.0  # a loss over no tokens, which still has gradients
-    if labels.is_cpu and not 0 <= int(labels.min()) <= int(labels.max()) < config.vocab_size:
-        wrong = labels[(labels < 0) | (labels >= config.vocab_size)][0]
+    if labels.is_cpu and not 0 <= int(labels.min()) <= int(labels.max()) < config.num_logits:
+        wrong = labels[(labels < 0) | (labels >= config.num_logits)][0]
         raise ValueError(
-            f"labels must be {IGNORED} or tokens from 0 to {config.vocab_size - 1}: got {wrong}"
+            f"labels must be {IGNORED} or tokens from 0 to {config.num_logits - 1}: got {wrong}"
         )
     hidden = transformed(hidden, head.transforms)
     if config.logit_scale != 1.0:

@@ -43,7 +43,7 @@ UNLIMITED = 1 << 20
 _WITH_HEAD = ("ForCausalLM", "LMHeadModel", "WithLMHead", "ForConditionalGeneration", "MTModel")
 
 
-_OF_A_HEAD = ("head_bias", "head_transforms")
+_OF_A_HEAD = ("head_bias", "head_transforms", "unused_ids")
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def continued(
         ValueError: More beams than tokens to begin them with, or a rule about the tokens of a
             source that has none.
     """
-    check_search(options, model.config.vocab_size, sources)
+    check_search(options, model.config.num_logits, sources)
     options = options.seeded()
     rooms = [room(options, len(prompt), model.config.max_positions) for prompt in prompts]
     training = model.training

@@ -64,7 +64,7 @@ class CapturedStep:
         self.at = torch.full((1,), cache.length, device=like.device)
         self.token = torch.zeros(rows, dtype=torch.int64, device=like.device)
         self.held: list[Any] = []
-        size = rows, model.config.vocab_size
+        size = rows, model.config.num_logits
         self.logits = torch.zeros(size, dtype=like.dtype, device=like.device)
 
     @property

@@ -101,7 +101,7 @@ class TextStream(Iterator[str]):
         cache: ModelCache | None = None,
         graph: bool | None = None,
     ) -> None:
-        check_search(options, model.config.vocab_size, sources)
+        check_search(options, model.config.num_logits, sources)
         if graph is not None:
             check_bool("graph", graph, error=ValueError)
         self.ids: list[int] = []

@@ -129,10 +129,10 @@ def job_of(models: Models, path: str, body: Mapping[str, Any], caller: str = "")
     )
     rules: list[Rule] = []
     if bias := options.get("logit_bias"):
-        if max(bias) >= model.config.vocab_size:
+        if max(bias) >= model.config.num_logits:
             raise refused(
                 "logit_bias",
-                f"logit_bias: token ids are below {model.config.vocab_size:,}: got {max(bias)}",
+                f"logit_bias: token ids are below {model.config.num_logits:,}: got {max(bias)}",
             )
         rules.append(biased(bias))
     if frequency or presence:

@@ -99,7 +99,7 @@ class Served:
         """
         if isinstance(model, LanguageModel):
             stops = model.stop_ids(model.options)
-            grammars = Grammars(model.tokenizer, model.config.vocab_size, stops)
+            grammars = Grammars(model.tokenizer, model.config.num_logits, stops)
             return cls(name, model, Engine(model, **options), grammars)
         return cls(name, model, worker=Worker(name))
 
