@@ -200,7 +200,7 @@ def test_elsewhere_torch_chooses_the_same(what: str, monkeypatch: pytest.MonkeyP
     if what == "copied":
         monkeypatch.setattr(DenseSource, "in_place", False)
     called: list[Any] = []
-    fill = choosing._fill
+    fill = choosing._best
     monkeypatch.setattr(choosing, "_best", lambda *given: (called.append(1), fill(*given)))
     with torch.autocast("cpu", enabled=what == "watched"):
         chosen = choose_keys(q, weights, source, 7, mask=mask).blocks

@@ -24,7 +24,9 @@ from polyhead.config import (
     CyclesConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
+    QueryTemperatureConfig,
     TransformerConfig,
+    WeighedSharedConfig,
 )
 from polyhead.layers import (
     AttentionConfig,
@@ -32,6 +34,7 @@ from polyhead.layers import (
     DenseAndExpertsConfig,
     DifferentialAttentionConfig,
     DynamicMaskConfig,
+    DistanceProfilesAttentionConfig,
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     Experts,
@@ -114,6 +117,7 @@ class Case(NamedTuple):
     vectors: PerLayerEmbeddingConfig | None = None
     kind: Literal["decoder", "encoder"] = "decoder"
     head: Literal["tied", "untied"] = "tied"
+    tiled: bool = False  # native code does not know its scores
 
 
 LAYERS = {
@@ -226,6 +230,44 @@ LAYERS = {
     "convolution": Case(
         LayerConfig(ShortConvolutionConfig(width=512, conv_kernel=4), NARROW), share=0.6
     ),
+    "convolved parts": Case(
+        LayerConfig(
+            ShortConvolutionConfig(width=64, conv_kernel=4), FeedForwardConfig(8), out_convolution=4
+        ),
+        share=0.6,
+    ),
+    "profiles of distances": Case(
+        LayerConfig(
+            DistanceProfilesAttentionConfig(
+                8, 8, 32, qk_norm=QKNormConfig(), profiles=4, extent=128
+            ),
+            NARROW,
+            out_convolution=4,
+            feed_forward_scale=True,
+        ),
+        share=0.6,
+        tokens=LONG,
+        tiles=TILES,
+        tiled=True,
+    ),
+    "profiles with temperatures, wide values": Case(
+        LayerConfig(
+            DistanceProfilesAttentionConfig(
+                8,
+                8,
+                16,
+                v_head_dim=256,
+                profiles=4,
+                extent=64,
+                query_temperature=QueryTemperatureConfig(0.1, 64, steps=False),
+            ),
+            NARROW,
+        ),
+        share=0.5,
+        tokens=LONG,
+        tiles=TILES,
+        tiled=True,
+    ),
     "keys of another layer": Case(
         LayerConfig(heads(8, 8, 64, hands_on_keys=True), NARROW),
         share=0.6,
@@ -320,6 +362,14 @@ LAYERS = {
         LayerConfig(heads(), FeedForwardConfig(1024, sparsity=0.9)), share=0.6
     ),
     "mixture": Case(LayerConfig(heads(), MixtureConfig(GATED, 4, 2))),
+    "weighed shared experts": Case(
+        LayerConfig(
+            heads(),
+            WeighedSharedConfig(
+                NARROW, 4, 2, shared=GATED, scoring="sigmoid", normalize=True, num_shared=2
+            ),
+        )
+    ),
     "shared expert": Case(LayerConfig(heads(), MixtureConfig(NARROW, 4, 2, shared=GATED))),
     "experts beside a network": Case(
         LayerConfig(heads(), DenseAndExpertsConfig(GATED, MixtureConfig(GATED, 4, 2)))
@@ -380,7 +430,7 @@ def test_planned_activations_are_those_that_are_allocated(
         model(ids[:1], last=1)  # makes rotary tables
         allocated, _ = measured(lambda: model(ids, last=1))
     planned = plan(config, tokens=case.tokens // 2, batch_size=2, dtype=dtype).activation_bytes
-    scratch = SCRATCH + (case.tiles if code == "torch" else 0)
+    scratch = SCRATCH + (case.tiles if code == "torch" or case.tiled else 0)
     if dtype == "bfloat16" and TILES_OF_WEIGHTS:
         weights = [each.weight.nbytes for each in model.modules() if isinstance(each, nn.Linear)]
         scratch += max(weights) * (2 if code == "torch" else 1)

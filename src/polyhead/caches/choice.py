@@ -66,10 +66,15 @@ def layer_caches(
     # Impossible options are refused even if no layer would use them.
     Paged(page_size)
     Ring(1, spare)
-    for index, layer in enumerate(config.layers):
-        _check_memories(index, layer.attention)
+    kept = [
+        (*layer.attention.memories, *layer.out_memories(config.embed_dim))
+        for layer in config.layers
+    ]
+    for index, (layer, memories) in enumerate(zip(config.layers, kept, strict=True)):
+        _check_memories(index, layer.attention, memories)
     return [
-        _layer_cache(layer.attention, kind, page_size, quantized, spare) for layer in config.layers
+        _layer_cache(layer.attention, memories, kind, page_size, quantized, spare)
+        for layer, memories in zip(config.layers, kept, strict=True)
     ]
 
 
@@ -89,15 +94,16 @@ def check_memories(memories: tuple[Memory, ...]) -> None:
     )
 
 
-def _check_memories(index: int, attention: HeadLayout) -> None:
+def _check_memories(index: int, attention: HeadLayout, memories: tuple[Memory, ...]) -> None:
     try:
-        check_memories(attention.memories)
+        check_memories(memories)
     except ConfigError as error:
         raise ConfigError(f"layer {index}, {type(attention).__name__}: {error}") from error
 
 
 def _layer_cache(
     attention: HeadLayout,
+    memories: tuple[Memory, ...],
     kind: Kind,
     page_size: int,
     quantized: Quantized | None,
@@ -107,7 +113,6 @@ def _layer_cache(
     window = attention.visible_window
     if kind == "auto" and window is not None:
         layout = Ring(window, spare)
-    memories = attention.memories
     shape = first_tokens(memories)
     if shape is None:
         return LayerChoice(layout, Plain(), 0, 0, 0, memories)

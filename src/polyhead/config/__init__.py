@@ -22,6 +22,7 @@ from polyhead.config.dense_and_experts import DenseAndExpertsConfig
 from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
 from polyhead.config.disentangled import DisentangledAttentionConfig, RelativeEmbeddingConfig
 from polyhead.config.dynamic_mask import DynamicMaskConfig
+from polyhead.config.distance_profiles import DistanceProfilesAttentionConfig
 from polyhead.config.embedding import (
     AudioConfig,
     AxialConfig,
@@ -81,6 +82,7 @@ from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.token_mixture import TokenMixtureConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
+from polyhead.config.weighed_shared import WeighedSharedConfig
 
 __all__ = [
     "ALiBiConfig",
@@ -106,6 +108,7 @@ __all__ = [
     "DifferentialAttentionConfig",
     "DisentangledAttentionConfig",
     "DynamicMaskConfig",
+    "DistanceProfilesAttentionConfig",
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",
@@ -177,5 +180,6 @@ __all__ = [
     "TokenDropoutConfig",
     "TokenMixtureConfig",
     "TransformerConfig",
+    "WeighedSharedConfig",
     "first_lambda",
 ]

@@ -11,6 +11,7 @@ from polyhead.config.attention import AttentionConfig
 from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.layout import HeadLayout, Network
+from polyhead.config.memories import Memory, Tail
 from polyhead.config.norm import NormConfig
 from polyhead.config.norm_gate import NormGateConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -57,6 +58,11 @@ class LayerConfig(Data):
         norm_gate: Of what the norms before the parts give (A.X K2).
         residual_weights: Whether x is multiplied by a learned number for each feature where a part
             joins it: w · x + f(x) (Doge).
+        out_convolution: Tokens, the current one included, that a causal convolution of what
+            attention and network give sees: f + c(f) joins the stream (Inkling). The layer
+            remembers its inputs; None: there is none.
+        feed_forward_scale: Whether what the network gives is multiplied by a learned number
+            (Inkling).
     """
 
     attention: HeadLayout
@@ -81,6 +87,8 @@ class LayerConfig(Data):
     adapter: AdapterConfig | None = None
     norm_gate: NormGateConfig | None = None
     residual_weights: bool = False
+    out_convolution: int | None = None
+    feed_forward_scale: bool = False
 
     def __post_init__(self) -> None:
         check_choice("norm_placement", self.norm_placement, ("pre", "post", "sandwich", "after"))
@@ -129,6 +137,7 @@ class LayerConfig(Data):
                 "residual_weights need parts one after the other and one residual stream: got "
                 f"parallel={self.parallel!r}, streams={type(self.streams).__name__}"
             )
+        self._check_out()
         if self.feed_forward_out_norm and (
             self.norm_placement != "pre" or self.parallel is not None
         ):
@@ -231,6 +240,35 @@ class LayerConfig(Data):
         own = part == "feed_forward" and self.feed_forward_out_norm
         return own or self.norm_placement in ("sandwich", "after")
 
+    def _check_out(self) -> None:
+        """Raises where what changes the parts' outputs does not go with the other fields."""
+        if self.out_convolution is None and not self.feed_forward_scale:
+            return
+        plain = self.parallel is None and self.streams is None and self.cross_attention is None
+        if not plain or self.feed_forward is None:
+            raise ConfigError(
+                "out_convolution and feed_forward_scale need a feed_forward network behind "
+                "attention, one residual stream and no cross_attention: got feed_forward="
+                f"{type(self.feed_forward).__name__}, parallel={self.parallel!r}, "
+                f"streams={type(self.streams).__name__}"
+            )
+        if self.out_convolution is None:
+            return
+        check_whole("out_convolution", self.out_convolution, least=2)
+        kept = self.attention.memories
+        if len(kept) == 1 and kept[0].keys_and_values is not None:
+            raise ConfigError(
+                "out_convolution needs a causal attention that remembers more than keys and "
+                f"values: got {self.attention.described}"
+            )
+
+    def out_memories(self, embed_dim: int) -> tuple[Memory, ...]:
+        """What the layer remembers beside its attention's memories."""
+        if self.out_convolution is None:
+            return ()
+        before = self.out_convolution - 1
+        return tuple(Tail(f"{part}_out", embed_dim, before) for part in self.parts)
+
     def mix(self, part: str) -> tuple[float, float]:
         """Factors of the residual path and of what a part adds to it.
 
@@ -244,6 +282,8 @@ class LayerConfig(Data):
     def only_adds(self) -> bool:
         """Whether all that it does is to add its parts' outputs to one residual stream."""
         if self.convolution is not None or self.adapter is not None:
+            return False
+        if self.out_convolution is not None or self.feed_forward_scale:
             return False
         mixes = any(self.mix(part)[0] != 1.0 for part in self.parts) or self.laurel_rank is not None
         scaled = self.norm_placement == "post" or self.output_scale or self.residual_weights
@@ -308,6 +348,11 @@ class LayerConfig(Data):
             yield ParameterGroup("norms", 1, self.norm.parameters(embed_dim), multiplied=False)
         if self.norm_gate is not None:
             yield from self.norm_gate.parameter_groups(embed_dim)
+        if self.out_convolution is not None:
+            size = len(self.parts) * self.out_convolution * embed_dim
+            yield ParameterGroup("feed_forward", 1, size, as_numbers=True)
+        if self.feed_forward_scale:
+            yield ParameterGroup("feed_forward", 1, 1, multiplied=False)
         if self.adapter is not None:
             yield from self.adapter.parameter_groups(embed_dim, self.norm)
         if self.streams is not None:

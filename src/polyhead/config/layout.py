@@ -114,6 +114,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "convolved_heads": "polyhead.config.convolved_heads",
         "disentangled": "polyhead.config.disentangled",
         "dynamic_mask": "polyhead.config.dynamic_mask",
+        "distance_profiles": "polyhead.config.distance_profiles",
         "relative": "polyhead.config.relative_attention",
         "shared_block": "polyhead.config.shared_block",
     }
@@ -253,6 +254,7 @@ class Network(OneOfSeveral, ABC):
         "plain": "polyhead.config.feed_forward",
         "mixture": "polyhead.config.mixture",
         "identity_mixture": "polyhead.config.identity_mixture",
+        "weighed_shared": "polyhead.config.weighed_shared",
         "token_mixture": "polyhead.config.token_mixture",
         "sub_norm": "polyhead.config.sub_norm",
         "dense_and_experts": "polyhead.config.dense_and_experts",

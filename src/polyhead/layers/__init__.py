@@ -17,6 +17,7 @@ from polyhead.config import (
     DifferentialAttentionConfig,
     DisentangledAttentionConfig,
     DynamicMaskConfig,
+    DistanceProfilesAttentionConfig,
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     FeedForwardConfig,
@@ -57,6 +58,7 @@ from polyhead.config import (
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
     TokenMixtureConfig,
+    WeighedSharedConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
@@ -69,6 +71,7 @@ from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.disentangled_attention import DisentangledAttention
 from polyhead.layers.dynamic_mask_attention import DynamicMaskAttention
+from polyhead.layers.distance_profiles_attention import DistanceProfilesAttention
 from polyhead.layers.exclusive_attention import ExclusiveAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
@@ -104,6 +107,7 @@ from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLate
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.token_experts import TokenExperts
 from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.layers.weighed_shared_experts import WeighedSharedExperts
 
 __all__ = [
     "AttentionConfig",
@@ -129,6 +133,8 @@ __all__ = [
     "DisentangledAttentionConfig",
     "DynamicMaskAttention",
     "DynamicMaskConfig",
+    "DistanceProfilesAttention",
+    "DistanceProfilesAttentionConfig",
     "ExclusiveAttention",
     "ExclusiveAttentionConfig",
     "ExpertHeadsAttention",
@@ -212,5 +218,7 @@ __all__ = [
     "TokenExperts",
     "TokenMixtureConfig",
     "TransformerLayer",
+    "WeighedSharedConfig",
+    "WeighedSharedExperts",
     "build_norm",
 ]

@@ -24,12 +24,14 @@ from torch import Tensor, nn
 
 from polyhead._utils.checks import check_bool, check_probability
 from polyhead.caches import KeyValueCache
+from polyhead.caches.layer_cache import Packing
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig, RopeConfig
 from polyhead.config.feed_forward import Activation
 from polyhead.errors import ConfigError
 from polyhead.layers.adapter import Adapter
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import default_head_dim
+from polyhead.layers.causal_convolution import CausalConvolution, convolved_call
 from polyhead.layers.convolution import Convolution
 from polyhead.layers.decode_plan import LayerArgs, step
 from polyhead.layers.exact import ExactType
@@ -42,6 +44,7 @@ from polyhead.layers.norm_gate import NormGate
 from polyhead.layers.norms import build_norm
 from polyhead.layers.per_layer import PerLayerInput
 from polyhead.layers.positions import RoPE
+from polyhead.layers.recurrent import real_tokens
 from polyhead.layers.registry import build_attention, build_network
 from polyhead.layers.streams import StreamMixer, build_mixer
 from polyhead.semantics import Bias, Mask
@@ -73,6 +76,8 @@ class TransformerLayer(Fixed):
     attention_norm: nn.Module
     cross_attention_norm: nn.Module
     feed_forward_norm: nn.Module
+    attention_convolution: CausalConvolution
+    feed_forward_convolution: CausalConvolution
 
     @other_names
     def __init__(
@@ -190,6 +195,11 @@ class TransformerLayer(Fixed):
             names = [f"{p}_streams" for p in config.parts] if self._mixes_parts else ["streams"]
             for name in names:
                 self.add_module(name, build_mixer(embed_dim, config.streams))
+        for part in config.parts if config.out_convolution is not None else ():
+            made = CausalConvolution(embed_dim, config.out_convolution or 0, f"{part}_out")
+            self.add_module(f"{part}_convolution", made)
+        if config.feed_forward_scale:
+            self.feed_forward_scale = nn.Parameter(torch.ones(1))
         if config.output_scale:
             self.output_scale = nn.Parameter(torch.ones(1))
         if config.residual_weights:
@@ -322,7 +332,17 @@ class TransformerLayer(Fixed):
             x = self.convolution(entered, x, attention["mask"])
         return x * self.output_scale if self.config.output_scale else x
 
-    def _computed(
+    def _computed(self, x: Tensor, done: int, context: Tensor | None, **given: Any) -> Tensor:
+        """What attention and network behind the first ``done`` parts make of ``x``."""
+        if self.config.out_convolution is None:
+            return self._parts(x, done, context, **given)
+        positions, cache = given["positions"], given["cache"]
+        what = "a layer that convolves what its parts give"
+        real_tokens(given["mask"], x, positions, cached=cache is not None, what=what)
+        with convolved_call(x, positions, cache) as call:
+            return self._parts(x, done, context, call=call, **given)
+
+    def _parts(
         self,
         x: Tensor,
         done: int,
@@ -332,9 +352,10 @@ class TransformerLayer(Fixed):
         context_cache: KeyValueCache | None,
         kernel: str,
         handed: Handed | None,
+        call: Packing | None = None,
         **attention: Any,
     ) -> Tensor:
-        """What attention and network behind the first ``done`` parts make of ``x``."""
+        """The same; ``call`` is what convolutions of outputs are given."""
         if done < ATTENTION:
             h, x = self._entered(x, "attention")
             normed = h if self.config.laurel_rank is not None else None
@@ -342,6 +363,8 @@ class TransformerLayer(Fixed):
                 attention["handed"] = handed
             beside = self._beside(x, h) if self.config.parallel is not None else None
             h = self.attention(h, kernel=kernel, **attention)
+            if call is not None:
+                h = self.attention_convolution(h, call)
             if beside is not None:
                 return self._joined(x, h + beside, "attention")
             x = self._joined(x, h, "attention")
@@ -359,6 +382,10 @@ class TransformerLayer(Fixed):
             if self.config.shortcut is not None and handed is not None:
                 handed.hand_on(SHORTCUT, self.shortcut(h))
             h = self.feed_forward(h, handed) if self._reads_tokens else self.feed_forward(h)
+            if self.config.feed_forward_scale:
+                h = h * self.feed_forward_scale
+            if call is not None:
+                h = self.feed_forward_convolution(h, call)
             x = self._joined(x, h, "feed_forward")
         if self.config.joins_shortcut:
             x = x + given_by_shortcut(handed)

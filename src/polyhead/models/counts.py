@@ -63,6 +63,9 @@ _BESIDE = {
     "feed_forward_streams",
     "attention_norm_gate",
     "feed_forward_norm_gate",
+    "attention_convolution",
+    "feed_forward_convolution",
+    "feed_forward_scale",
 }
 """Parts of layers whose parameters count as those of networks."""
 

@@ -76,6 +76,8 @@ def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int,
         peaks.append(2 * E + max(3 * P, P + E, (1 + (NORMED_HALF if half else 1)) * E))
     if shape.norm_gate is not None:
         peaks.append(2 * E + shape.norm_gate.peak_activation_elements(E, half=half))
+    if shape.out_convolution is not None:  # its inputs behind the last ones, and in float32
+        peaks.append((9 if half else 5) * E)
     # What a shortcut gave waits for the end of the next layer.
     peaks = [peak + E * (shape.joins_shortcut + (shape.shortcut is not None)) for peak in peaks]
     if (streams := shape.streams) is not None:

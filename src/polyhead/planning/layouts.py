@@ -79,7 +79,11 @@ def layouts(
         made = {own: change(own) for own in {layer.attention for layer in model.layers}}
         shapes = [made[layer.attention] for layer in model.layers]
         kinds = Counter(shapes)
-        memory = Counter(layer_cache(shape, kv_dtype, page_size) for shape in shapes)
+        beside = [layer.out_memories(model.embed_dim) for layer in model.layers]
+        memory = Counter(
+            layer_cache(shape, kv_dtype, page_size, beside=kept)
+            for shape, kept in zip(shapes, beside, strict=True)
+        )
         held = total_bytes(memory, tokens, batch_size)
         rows.append(
             LayoutRow(

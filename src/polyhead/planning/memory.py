@@ -136,9 +136,13 @@ class LayerCache:
 
 
 def layer_cache(
-    shape: HeadLayout, kv_dtype: str, page_size: int | None = None, ranks: int = 1
+    shape: HeadLayout,
+    kv_dtype: str,
+    page_size: int | None = None,
+    ranks: int = 1,
+    beside: tuple[Memory, ...] = (),
 ) -> LayerCache:
-    """The cache that one attention needs on each rank.
+    """The cache that one attention, and ``beside`` its layer, needs on each rank.
 
     As ``polyhead.caches.choice.layer_caches`` chooses: a window is a ring of that many tokens,
     except in pages, which keep every token.
@@ -153,7 +157,7 @@ def layer_cache(
     bits = kind if isinstance(kind, int) else None
     if shape.one_pass is not None:
         raise ConfigError(f"{type(shape).__name__} has no cache to plan: {shape.one_pass}")
-    memories = shape.memories
+    memories = (*shape.memories, *beside)
     check_memories(memories)
     kept = tuple(m for memory in memories if (m := memory.keys_and_values or memory.borrowed))
     others = tuple(memory for memory in memories if not (memory.keys_and_values or memory.borrowed))
@@ -194,7 +198,12 @@ def caches(
         return ()
     crossed = [layer.cross_attention for layer in model.layers if layer.cross_attention]
     return (
-        *(layer_cache(layer.attention, kv_dtype, page_size, ranks) for layer in model.layers),
+        *(
+            layer_cache(
+                layer.attention, kv_dtype, page_size, ranks, layer.out_memories(model.embed_dim)
+            )
+            for layer in model.layers
+        ),
         # A context comes at once and stays, so it needs no pages.
         *(layer_cache(shape, kv_dtype, None, ranks) for shape in crossed),
     )

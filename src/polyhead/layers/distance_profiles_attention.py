@@ -1,0 +1,136 @@
+"""Attention with convolved keys and values, whose queries say what each distance scores.
+
+    score_ij = τ_i (q_i · k_j · scale + s_i · P_(i − j))      P_n: column n of R learned profiles
+    q = norm(x Wq)      s = x Wr, R numbers of each head      P_n = 0 from ``extent`` on
+    k = norm(c(x Wk))   v = c(x Wv)                           c: ``causal_convolution``
+
+τ is 1, or grows with the logarithm of the query's position. Inkling (Thinking Machines 2026).
+
+Shape letters: B batch, H query heads, G kv heads, T queries, D head size, R profiles, E embed size,
+n distances.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NoReturn
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from polyhead.caches.layer_cache import Step
+from polyhead.config import AttentionConfig, DistanceProfilesAttentionConfig
+from polyhead.layers import fused
+from polyhead.layers.attention import MultiHeadAttention
+from polyhead.layers.attention_parts import check_layer_cache, scale_by_temperature
+from polyhead.layers.causal_convolution import CausalConvolution, convolved_call
+from polyhead.layers.handed import Handed
+from polyhead.layers.linear import linear
+from polyhead.layers.recurrent import real_tokens
+from polyhead.layers.registry import register_builder
+from polyhead.semantics import (
+    Bias,
+    Causal,
+    DenseSource,
+    KeyValueSource,
+    Mask,
+    RelativeContentBias,
+)
+from polyhead.semantics.arguments import query_tokens
+
+
+class DistanceProfilesAttention(MultiHeadAttention):
+    """``MultiHeadAttention`` with convolutions and profiles; built from its configuration.
+
+    It takes no context, no bias of scores, and of masks ``Causal()``, which it is by nature, with
+    ``KeyLengths`` without a cache. A cache of it is a ``LayerCache`` of the layout's memories.
+
+    Attributes:
+        k_convolution, v_convolution: Of projected keys and values.
+        profile_proj: ``[H · R, E]``, how a query mixes the profiles.
+        profiles: ``[R, extent]``.
+    """
+
+    config_class: ClassVar[type[AttentionConfig]] = DistanceProfilesAttentionConfig
+    config: DistanceProfilesAttentionConfig
+
+    def _add_modules(self) -> None:
+        c, G = self.config, self.num_kv_heads
+        self.k_convolution = CausalConvolution(G * self.head_dim, c.conv_kernel, "k_inputs")
+        self.v_convolution = CausalConvolution(G * self.v_head_dim, c.conv_kernel, "v_inputs")
+        self.profile_proj = nn.Linear(self.embed_dim, self.num_heads * c.profiles, bias=False)
+        self.profiles = nn.Parameter(torch.empty(c.profiles, c.extent))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the profiles: normal with standard deviation 0.02. The rest stays."""
+        super().reset_parameters()
+        nn.init.normal_(self.profiles, std=0.02)
+
+    def _check_cache(self, cache: Any) -> None:
+        check_layer_cache(cache)
+
+    def forward(self, x: Tensor, context: Any = None, *more: Tensor, **call: Any) -> Tensor:
+        """``[B, T, E]`` to ``[B, T, E]``, as ``MultiHeadAttention`` says.
+
+        Args:
+            x: ``[B, T, E]``.
+            context: None.
+            *more: Refused.
+            **call: ``mask``, ``positions`` (below 0 is padding), ``cache``, ``kernel``.
+
+        Raises:
+            ValueError: Shapes that do not fit, a context or a bias.
+            UnsupportedError: Another mask.
+            TypeError: A cache of another kind.
+        """
+        call["mask"] = Causal() if call.get("mask") is None else call["mask"]
+        if x.ndim == 3:
+            cached, what = call.get("cache") is not None, "attention with convolved keys"
+            real_tokens(call["mask"], x, call.get("positions"), cached=cached, what=what)
+        return super().forward(x, context, *more, **call)
+
+    def _self_attention(
+        self, x: Tensor, positions: Tensor | None, cache: Any, handed: Handed | None
+    ) -> tuple[Tensor, KeyValueSource, Mask | None]:
+        at: int | Tensor = 0 if cache is None else cache.length
+        at = at if positions is None else positions
+        with convolved_call(x, positions, cache) as step:
+            q, k, v = fused.linears(x, self.q_proj, self.k_proj, self.v_proj)
+            k, v = self.k_convolution(k, step), self.v_convolution(v, step)
+            q, v = self._queries(q, at), self._values(v)
+            k = self._placed(k, self.num_kv_heads, "k_norm", at)
+            kept = step.append("kv", k, v) if isinstance(step, Step) else None
+        return q, DenseSource(k, v, positions) if kept is None else kept, None
+
+    def _answered(
+        self,
+        x: Tensor,
+        q: Tensor,
+        source: KeyValueSource,
+        mask: Mask | None,
+        bias: Bias | Tensor | None,
+        positions: Tensor | None,
+        kernel: str,
+    ) -> Tensor:
+        if bias is not None:
+            raise ValueError("this layer has a bias of its own (profiles): got another")
+        own = RelativeContentBias(self._table(x, q, source, positions), nearest=0)
+        return super()._answered(x, q, source, mask, own, positions, kernel)
+
+    def _table(
+        self, x: Tensor, q: Tensor, source: KeyValueSource, positions: Tensor | None
+    ) -> Tensor:
+        """``[B, H, T, extent + 1]`` what distances score, those beyond 0."""
+        mixed = linear(x, self.profile_proj).view(*x.shape[:2], self.num_heads, -1)
+        table = mixed.transpose(1, 2) @ F.pad(self.profiles, (0, 1))
+        if self._temperature is not None:
+            at = query_tokens(q, source, positions).position_tensor(x.device)
+            table = scale_by_temperature(table, at, self._temperature)
+        return table
+
+    def _cross_attention(self, *_: Any) -> NoReturn:
+        raise ValueError("attention with convolved keys is over its own input: got a context")
+
+
+register_builder(DistanceProfilesAttentionConfig, DistanceProfilesAttention.from_config)
