@@ -1,0 +1,308 @@
+"""Inkling (Thinking Machines 2026): short convolutions of keys, of values and of what parts give,
+queries that mix profiles of distances in place of positions, and shared experts that the router
+weighs beside routed ones.
+
+Layers with a window have numbers of heads and sizes of their own (``swa_``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from polyhead.config import (
+    DistanceProfilesAttentionConfig,
+    EmbeddingConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    NormConfig,
+    QKNormConfig,
+    QueryTemperatureConfig,
+    TransformerConfig,
+    WeighedSharedConfig,
+)
+from polyhead.errors import ConfigError
+from polyhead.families.common.family import Family
+from polyhead.families.common.keys import Keys
+from polyhead.families.common.mixtures import STACKED_EXPERTS, write_dense_layers
+from polyhead.families.common.reading import (
+    read_activation,
+    read_decoder,
+    read_layer_types,
+    read_rms_norm,
+)
+from polyhead.families.common.steps import At, OneToOne, Shaped
+from polyhead.families.common.tables import DECODER
+from polyhead.families.common.tensors import Rule, Tensors, under
+
+_FULL, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
+_DENSE, _SPARSE = "dense", "sparse"
+
+
+def read(keys: Keys) -> TransformerConfig:
+    norm, count = read_rms_norm(keys), keys.num_layers("num_hidden_layers")
+    keys.expect("tie_word_embeddings", False)  # transformers' class ties nothing
+    attentions = _read_attentions(keys, norm)
+    kernel = keys.size("sconv_kernel_size")
+    kinds = read_layer_types(keys, count, _default_types(keys, count), _KINDS)
+    networks, default = _read_networks(keys), _network_types(count, keys.whole("dense_mlp_idx", 0))
+    parts = read_layer_types(keys, count, default, (_DENSE, _SPARSE), "mlp_layer_types")
+    layers = [
+        LayerConfig(
+            replace(attentions[kind], conv_kernel=kernel),
+            networks[network],
+            norm,
+            out_convolution=kernel,
+            feed_forward_scale=True,
+        )
+        for kind, network in zip(kinds, parts, strict=True)
+    ]
+    vocab_size = keys.whole("vocab_size")
+    return read_decoder(
+        keys,
+        layers,
+        max_positions=keys.whole("model_max_length"),
+        norm=norm,
+        embedding=EmbeddingConfig(norm=norm),
+        logit_scale=1.0 / keys.positive("embedding_multiplier"),
+        unused_ids=max(0, vocab_size - keys.size("unpadded_vocab_size", vocab_size)),
+    )
+
+
+def _read_attentions(keys: Keys, norm: NormConfig) -> dict[str, DistanceProfilesAttentionConfig]:
+    window, floor = keys.size("sliding_window"), keys.size("log_scaling_n_floor", None)
+    alpha = keys.number("log_scaling_alpha")
+    found = {}
+    for kind, prefix, extent in (
+        (_FULL, "", keys.size("rel_extent")),
+        (_SLIDING, "swa_", window),
+    ):
+        head_dim, is_full = keys.size(f"{prefix}head_dim"), kind == _FULL
+        found[kind] = DistanceProfilesAttentionConfig(
+            keys.size(f"{prefix}num_attention_heads"),
+            keys.size(f"{prefix}num_key_value_heads"),
+            head_dim,
+            qk_norm=QKNormConfig(norm),
+            window=None if is_full else window,
+            query_temperature=(
+                QueryTemperatureConfig(alpha, floor, offset=1, steps=False)
+                if is_full and floor is not None
+                else None
+            ),
+            scale=1.0 / head_dim,  # norms make queries and keys as long as √head_dim
+            dropout=keys.number("attention_dropout"),
+            profiles=keys.size("d_rel"),
+            extent=extent,
+        )
+    return found
+
+
+def _default_types(keys: Keys, count: int) -> list[str]:
+    """What layers are where the file does not say by ``layer_types``."""
+    local = keys.take("local_layer_ids", None)
+    if local is None:
+        return [_SLIDING if (i + 1) % 6 else _FULL for i in range(count)]
+    return [_SLIDING if i in keys.wholes("local_layer_ids") else _FULL for i in range(count)]
+
+
+def _network_types(count: int, first_sparse: int) -> list[str]:
+    """What networks are where the file does not say by ``mlp_layer_types``."""
+    return [_DENSE if i < first_sparse else _SPARSE for i in range(count)]
+
+
+def _read_networks(keys: Keys) -> dict[str, FeedForwardConfig | WeighedSharedConfig]:
+    """Published files call the width of a dense network another name, and that of an expert its."""
+    width, expert = keys.size("intermediate_size"), keys.size("moe_intermediate_size")
+    if (dense := keys.size("dense_intermediate_size", None)) is not None:
+        width, expert = dense, width
+    network = FeedForwardConfig(width, read_activation(keys))
+    shared = keys.size("n_shared_experts")
+    mixture = WeighedSharedConfig(
+        replace(network, hidden_dim=expert),
+        keys.size("num_local_experts"),
+        keys.size("num_experts_per_tok"),
+        shared=replace(network, hidden_dim=shared * expert),
+        scoring="sigmoid",
+        choice_bias=True,
+        normalize=True,
+        scale=keys.number("route_scale"),
+        num_shared=shared,
+    )
+    return {_DENSE: network, _SPARSE: mixture}
+
+
+def write(config: TransformerConfig) -> dict[str, Any]:
+    found: list[Any] = [layer.attention for layer in config.layers]
+    networks: list[Any] = [layer.feed_forward for layer in config.layers]
+    if any(each.kind != "distance_profiles" for each in found):
+        raise ConfigError("in this family every layer mixes profiles of distances")
+    of_kind = {_FULL if each.window is None else _SLIDING: each for each in found}
+    values = {
+        "d_rel": found[0].profiles,
+        "conv_kernel_size": found[0].conv_kernel,
+        "layer_types": [_FULL if each.window is None else _SLIDING for each in found],
+        "logits_mup_width_multiplier": 1.0 / config.logit_scale,
+        "unpadded_vocab_size": config.num_logits,
+        **write_dense_layers(config),
+    }
+    for kind, each in of_kind.items():
+        prefix = "" if kind == _FULL else "swa_"
+        values |= {
+            f"{prefix}num_attention_heads": each.num_heads,
+            f"{prefix}num_key_value_heads": each.num_kv_heads,
+            f"{prefix}head_dim": each.head_dim,
+            "rel_extent" if kind == _FULL else "sliding_window_size": each.extent,
+        }
+    warm = of_kind[_FULL].query_temperature if _FULL in of_kind else None
+    if warm is not None:
+        values |= {"log_scaling_n_floor": warm.every, "log_scaling_alpha": warm.scale}
+    for network in networks:
+        if network.kind == "plain":
+            values |= {"intermediate_size": network.hidden_dim, "hidden_act": network.activation}
+            continue
+        values |= {
+            "moe_intermediate_size": network.expert.hidden_dim,
+            "hidden_act": network.expert.activation,
+            "n_routed_experts": network.num_experts,
+            "num_experts_per_tok": network.experts_per_token,
+            "n_shared_experts": network.num_shared,
+            "route_scale": network.scale,
+        }
+    return values
+
+
+@dataclass(frozen=True)
+class SideBySide(OneToOne):
+    """Shared networks that the file stacks as ``[S, ...]``, as one whose features are theirs.
+
+    Attributes:
+        columns: Of the projection that reads these features, not of those that make them.
+    """
+
+    columns: bool = False
+
+    def changed(self, tensor: Tensor, at: At) -> Tensor:
+        return tensor.transpose(0, 1).flatten(1) if self.columns else tensor.flatten(0, 1)
+
+    def restored(self, tensor: Tensor, at: At) -> Tensor:
+        network: Any = at.layer.feed_forward
+        if self.columns:
+            return tensor.view(len(tensor), network.num_shared, -1).transpose(0, 1)
+        return tensor.view(network.num_shared, -1, tensor.shape[-1])
+
+
+_LAYER, _MIXTURE = "layers.{i}.", "layers.{i}.feed_forward."
+
+
+_TABLE = DECODER.extended(
+    Rule("embed_tokens.embed_norm", "embedding.norm"),
+    *under(
+        _LAYER,
+        _LAYER,
+        {
+            "self_attn.r_proj": "attention.profile_proj",
+            "self_attn.rel_logits_proj.proj": "attention.profiles",
+            "mlp.global_scale": "feed_forward_scale",
+            "mlp.gate": "feed_forward.router",
+            "mlp.gate.e_score_correction_bias": "feed_forward.choice_bias",
+        },
+    ),
+    *(
+        Rule(f"{_LAYER}{theirs}.conv1d", _LAYER + ours, Shaped((1,)))
+        for theirs, ours in (
+            ("self_attn.k_sconv", "attention.k_convolution"),
+            ("self_attn.v_sconv", "attention.v_convolution"),
+            ("attn_sconv", "attention_convolution"),
+            ("mlp_sconv", "feed_forward_convolution"),
+        )
+    ),
+    *STACKED_EXPERTS,
+    *(
+        Rule(
+            f"{_LAYER}mlp.shared_experts.{name}",
+            f"{_MIXTURE}shared.{name}.weight",
+            SideBySide(columns=name == "down_proj"),
+        )
+        for name in ("gate_proj", "up_proj", "down_proj")
+    ),
+)
+
+
+def tensors(values: Mapping[str, Any]) -> Tensors:
+    """Where the scale of a network stands depends on what it is."""
+    count = values["num_hidden_layers"]
+    default = _network_types(count, values.get("dense_mlp_idx") or 0)
+    kinds = values.get("mlp_layer_types") or default
+    return _TABLE.extended(
+        *(
+            Rule(f"layers.{i}.mlp.gate.global_scale", f"layers.{i}.feed_forward_scale")
+            for i, kind in enumerate(kinds)
+            if kind == _SPARSE
+        )
+    )
+
+
+FAMILIES = (
+    Family(
+        "inkling_text",
+        "Inkling",
+        read,
+        tensors,
+        defaults={
+            "swa_num_attention_heads": 64,
+            "swa_num_key_value_heads": 16,
+            "swa_head_dim": 128,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "sliding_window": 512,
+            "d_rel": 16,
+            "rel_extent": 1024,
+            "log_scaling_n_floor": None,
+            "log_scaling_alpha": 0.1,
+            "local_layer_ids": None,
+            "layer_types": None,
+            "mlp_layer_types": None,
+            "model_max_length": 131_072,
+            "rms_norm_eps": 1e-6,
+            "sconv_kernel_size": 4,
+            "hidden_act": "silu",
+            "moe_intermediate_size": 3072,
+            "num_local_experts": 256,
+            "num_experts_per_tok": 6,
+            "n_shared_experts": 2,
+            "route_scale": 8.0,
+            "embedding_multiplier": 24.0,
+            "unpadded_vocab_size": None,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": False,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "pad_token_id": None,
+        },
+        aliases={
+            "sliding_window": "sliding_window_size",
+            "model_max_length": "max_position_embeddings",
+            "sconv_kernel_size": "conv_kernel_size",
+            "num_local_experts": "n_routed_experts",
+            "embedding_multiplier": "logits_mup_width_multiplier",
+        },
+        write=write,
+        bare="TextModel",
+        harmless=frozenset(
+            (
+                # transformers' class reads none of these.
+                "shared_expert_sink",
+                "rms_norm_eps_moe_gate",
+                "number_of_conv_states",
+                # Of layers that predict further tokens.
+                "num_mtp_layers",
+                "chain_hidden_post_norm",
+                "mtp_hidden_states_first",
+                "mtp_local_layer_ids",
+            )
+        ),
+    ),
+)
