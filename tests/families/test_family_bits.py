@@ -22,7 +22,7 @@ CASES = all_cases()
 
 REFUSED = "'longrope' beyond", "'dynamic' beyond", "capacity=3", "RelativeContentBias"
 """What an option may ask for and cannot keep its bits."""
-ALWAYS = ("xlnet",)
+ALWAYS = ("inkling_text", "xlnet")
 """Families whose every option asks for that."""
 
 

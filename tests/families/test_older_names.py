@@ -63,6 +63,26 @@ def test_older_files_are_read(model_type: str, tmp_path: Path) -> None:
         assert (ours.model(ids) - wanted).abs().max() < 5e-5 * wanted.std()
 
 
+def test_published_keys_of_inkling_mean_what_transformers_means() -> None:
+    values = {**all_cases()["inkling_text"].sizes, "hidden_size": 32, "vocab_size": 61}
+    for key in ("layer_types", "mlp_layer_types", "moe_intermediate_size"):
+        del values[key]
+    values |= {
+        "local_layer_ids": [1],
+        "dense_mlp_idx": 2,
+        "dense_intermediate_size": 40,
+        "intermediate_size": 12,
+        "sconv_kernel_size": 3,
+        "model_max_length": 70,
+    }
+    made = transformers.AutoConfig.for_model("inkling_text", **values).to_dict()
+    ours = read_config(values | {"model_type": "inkling_text"}, "config.json")
+    assert ours == read_config(made, "config.json")
+    assert [layer.attention.visible_window for layer in ours.layers] == [None, 7, None]
+    widths: list[Any] = [layer.feed_forward for layer in ours.layers]
+    assert [widths[1].hidden_dim, widths[2].expert.hidden_dim, ours.max_positions] == [40, 12, 70]
+
+
 @pytest.mark.parametrize("model_type", ["gpt2", "gptj", "phi", "falcon", "bloom", "opt", "biogpt"])
 def test_bare_body_gives_hidden_states(model_type: str, tmp_path: Path) -> None:
     case = all_cases()[model_type]

@@ -176,6 +176,14 @@ CASES: Mapping[str, Multimodal] = {
     "hyperclovax_vision_v2": Multimodal(options=(_UNTIED,)),
     "idefics2": Multimodal(options=(_TIED, {"sliding_window": 7})),
     "idefics3": Multimodal(options=(_TIED,)),
+    "inkling_mm_model": Multimodal(
+        options=({"unpadded_vocab_size": 57, "mlp_layer_types": None, "dense_mlp_idx": 1},),
+        # Fewer layers of the tower are planned by a library that is not here.
+        top={
+            "vision_config": {"patch_size": 4, "num_hidden_layers": 4, "hidden_size": 32},
+            "mtp_config": {"num_nextn_predict_layers": 1, "local_layer_ids": [0]},
+        },
+    ),
     "internvl": Multimodal(options=(_UNTIED, {"model_type": "llama"})),
     "janus": Multimodal(options=(_UNTIED,)),
     "kimi_k25": Multimodal(options=(_UNTIED,)),

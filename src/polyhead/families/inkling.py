@@ -27,15 +27,15 @@ from polyhead.config import (
 from polyhead.errors import ConfigError
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
-from polyhead.families.common.mixtures import STACKED_EXPERTS, write_dense_layers
+from polyhead.families.common.mixtures import DRAFTS, STACKED_EXPERTS, write_dense_layers
 from polyhead.families.common.reading import (
     read_activation,
     read_decoder,
     read_layer_types,
     read_rms_norm,
 )
-from polyhead.families.common.steps import At, OneToOne, Shaped
-from polyhead.families.common.tables import DECODER
+from polyhead.families.common.steps import Alternating, At, OneToOne, PerExpert, Shaped
+from polyhead.families.common.tables import AROUND_LAYERS
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 _FULL, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
@@ -195,30 +195,43 @@ class SideBySide(OneToOne):
 
 
 _LAYER, _MIXTURE = "layers.{i}.", "layers.{i}.feed_forward."
+_MODULES = {
+    "attention_norm": ("input_layernorm", "attn_norm"),
+    "feed_forward_norm": ("post_attention_layernorm", "mlp_norm"),
+    "attention.q_proj": ("self_attn.q_proj", "attn.wq_du"),
+    "attention.k_proj": ("self_attn.k_proj", "attn.wk_dv"),
+    "attention.v_proj": ("self_attn.v_proj", "attn.wv_dv"),
+    "attention.o_proj": ("self_attn.o_proj", "attn.wo_ud"),
+    "attention.q_norm": ("self_attn.q_norm", "attn.q_norm"),
+    "attention.k_norm": ("self_attn.k_norm", "attn.k_norm"),
+    "attention.profile_proj": ("self_attn.r_proj", "attn.wr_du"),
+    "attention.profiles": ("self_attn.rel_logits_proj.proj", "attn.rel_logits_proj.proj"),
+    "feed_forward.down_proj": ("mlp.down_proj", "mlp.w2_md"),
+    "feed_forward.choice_bias": ("mlp.gate.e_score_correction_bias", "mlp.gate.bias"),
+}
+_CONVOLUTIONS = {
+    "attention.k_convolution": ("self_attn.k_sconv.conv1d", "attn.k_sconv"),
+    "attention.v_convolution": ("self_attn.v_sconv.conv1d", "attn.v_sconv"),
+    "attention_convolution": ("attn_sconv.conv1d", "attn_sconv"),
+    "feed_forward_convolution": ("mlp_sconv.conv1d", "mlp_sconv"),
+}
+"""Names in transformers' files, and in those that were published."""
+_GATE_AND_UP = "gate_proj", "up_proj"
 
 
-_TABLE = DECODER.extended(
-    Rule("embed_tokens.embed_norm", "embedding.norm"),
-    *under(
-        _LAYER,
-        _LAYER,
-        {
-            "self_attn.r_proj": "attention.profile_proj",
-            "self_attn.rel_logits_proj.proj": "attention.profiles",
-            "mlp.global_scale": "feed_forward_scale",
-            "mlp.gate": "feed_forward.router",
-            "mlp.gate.e_score_correction_bias": "feed_forward.choice_bias",
-        },
-    ),
-    *(
-        Rule(f"{_LAYER}{theirs}.conv1d", _LAYER + ours, Shaped((1,)))
-        for theirs, ours in (
-            ("self_attn.k_sconv", "attention.k_convolution"),
-            ("self_attn.v_sconv", "attention.v_convolution"),
-            ("attn_sconv", "attention_convolution"),
-            ("mlp_sconv", "feed_forward_convolution"),
-        )
-    ),
+def _named(column: int) -> tuple[Rule, ...]:
+    convolved = (
+        Rule(_LAYER + t[column], _LAYER + o, Shaped((1,))) for o, t in _CONVOLUTIONS.items()
+    )
+    renamed = {theirs[column]: ours for ours, theirs in _MODULES.items()}
+    return (*under(_LAYER, _LAYER, renamed), *convolved)
+
+
+_RULES = (
+    *_named(0),
+    *under(_LAYER + "mlp.", _MIXTURE, {name: name for name in _GATE_AND_UP}),
+    *under(_LAYER + "mlp.", _LAYER, {"gate": "feed_forward.router"}),
+    Rule(_LAYER + "mlp.global_scale", _LAYER + "feed_forward_scale"),
     *STACKED_EXPERTS,
     *(
         Rule(
@@ -226,9 +239,39 @@ _TABLE = DECODER.extended(
             f"{_MIXTURE}shared.{name}.weight",
             SideBySide(columns=name == "down_proj"),
         )
-        for name in ("gate_proj", "up_proj", "down_proj")
+        for name in (*_GATE_AND_UP, "down_proj")
     ),
 )
+_PUBLISHED = (
+    *_named(1),
+    Rule("embed", "embedding.tokens"),
+    Rule("embed_norm", "embedding.norm"),
+    Rule(_LAYER + "mlp.w13_dn", [_MIXTURE + name for name in _GATE_AND_UP], Alternating()),
+    *(
+        Rule(
+            f"{_LAYER}mlp.{theirs}",
+            [f"{_MIXTURE}{ours}.{name}.weight" for name in names],
+            *steps,
+        )
+        for theirs, ours, names, steps in (
+            ("experts.w13_weight", "experts.{j}", _GATE_AND_UP, (PerExpert(), Alternating())),
+            ("experts.w2_weight", "experts.{j}", ("down_proj",), (PerExpert(),)),
+            (
+                "shared_experts.shared_w13_weight",
+                "shared",
+                _GATE_AND_UP,
+                (SideBySide(), Alternating()),
+            ),
+            (
+                "shared_experts.shared_w2_weight",
+                "shared",
+                ("down_proj",),
+                (SideBySide(columns=True),),
+            ),
+        )
+    ),
+)
+"""In the published files rows of gates and of what they gate take turns."""
 
 
 def tensors(values: Mapping[str, Any]) -> Tensors:
@@ -236,12 +279,15 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     count = values["num_hidden_layers"]
     default = _network_types(count, values.get("dense_mlp_idx") or 0)
     kinds = values.get("mlp_layer_types") or default
-    return _TABLE.extended(
-        *(
-            Rule(f"layers.{i}.mlp.gate.global_scale", f"layers.{i}.feed_forward_scale")
-            for i, kind in enumerate(kinds)
-            if kind == _SPARSE
-        )
+    scales = (
+        Rule(f"layers.{i}.mlp.gate.global_scale", f"layers.{i}.feed_forward_scale")
+        for i, kind in enumerate(kinds)
+        if kind == _SPARSE
+    )
+    around = (*AROUND_LAYERS, Rule("embed_tokens.embed_norm", "embedding.norm"))
+    heads = Rule("lm_head", "head"), Rule("unembed", "head")
+    return Tensors(
+        (*scales, *around, *_RULES, *_PUBLISHED), outside=heads, dropped={r"mtp\..+": DRAFTS}
     )
 
 
