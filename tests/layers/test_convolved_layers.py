@@ -20,6 +20,7 @@ from transformers.models.inkling.modeling_inkling import (
 import polyhead as ph
 from polyhead.caches import LayerCache, ModelCache
 from polyhead.caches.layer_cache import Packing
+from polyhead.checkpoints.tokenizers.no_tokenizer import NoTokenizer
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
@@ -32,6 +33,8 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.generation import GenerationOptions
+from polyhead.generation.decoding.batch import continued
 from polyhead.layers import (
     DistanceProfilesAttention,
     DistanceProfilesAttentionConfig,
@@ -230,6 +233,9 @@ def test_rows_with_padding_equal_rows_alone(kind: str) -> None:
     left = mine(x, mask=ph.Causal(), positions=positions, cache=cache)
     torch.testing.assert_close(left[:1, 5:], mine(x[:1, 5:], mask=ph.Causal()))
     torch.testing.assert_close(left[1:], mine(x[1:], mask=ph.Causal()))
+    uncached = mine(x, mask=ph.Causal(), positions=positions)
+    torch.testing.assert_close(uncached[0, 5:], left[0, 5:])
+    torch.testing.assert_close(uncached[1], left[1])
     assert cache.lengths == [7, 12]
     more = tokens(2, 1).double()
     last = mine(more, mask=ph.Causal(), cache=cache)
@@ -326,6 +332,14 @@ def test_ids_without_logits_take_no_part() -> None:
         )
         found = loss(model, ids, ids, **options)
         torch.testing.assert_close(found, wanted)
+    for wrong, words in (
+        ({"num_beams": 45}, "num_beams must be at most 44"),
+        ({"suppress_tokens": [47]}, "0 to 43: got 47"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            continued(
+                model, NoTokenizer("a test"), [[1]], GenerationOptions(**wrong), frozenset(), (), {}
+            )
     with pytest.raises(ValueError, match="tokens from 0 to 43: got 47"):
         loss(model, ids, torch.full_like(ids, 47))
     for changed in ({"head": None}, {"unused_ids": 50}, {"head_bias": True}):

@@ -32,6 +32,7 @@ from polyhead.semantics import (
     Bias,
     Causal,
     DenseSource,
+    Keep,
     KeyValueSource,
     Mask,
     RelativeContentBias,
@@ -100,8 +101,11 @@ class DistanceProfilesAttention(MultiHeadAttention):
             k, v = self.k_convolution(k, step), self.v_convolution(v, step)
             q, v = self._queries(q, at), self._values(v)
             k = self._placed(k, self.num_kv_heads, "k_norm", at)
-            kept = step.append("kv", k, v) if isinstance(step, Step) else None
-        return q, DenseSource(k, v, positions) if kept is None else kept, None
+            if isinstance(step, Step):
+                return q, step.append("kv", k, v), None
+        if positions is None or step.real is None:
+            return q, DenseSource(k, v, positions), None
+        return q, DenseSource(k, v, positions), Keep((positions >= 0)[..., None, None, :])
 
     def _answered(
         self,
