@@ -56,8 +56,8 @@ FULL = DistanceProfilesAttentionConfig(
 NEAR = replace(FULL, query_temperature=None, window=7, extent=7, num_kv_heads=1, conv_kernel=3)
 NETWORK = FeedForwardConfig(20)
 MIXTURE = WeighedSharedConfig(
-    FeedForwardConfig(12), 6, 2, FeedForwardConfig(3 * 12), scoring="sigmoid",
-    choice_bias=True, normalize=True, scale=1.7, num_shared=3,
+    FeedForwardConfig(12), 6, 2, scoring="sigmoid", choice_bias=True, normalize=True, scale=1.7,
+    num_shared=3,
 )  # fmt: skip
 ATTENTIONS = {"full": FULL, "window": NEAR}
 each_attention = pytest.mark.parametrize("kind", ATTENTIONS)
@@ -138,21 +138,25 @@ def test_experts_and_the_shares_of_those_that_are_shared_are_transformers() -> N
     named = {
         "router.weight": state["gate.weight"],
         "choice_bias": state["gate.e_score_correction_bias"],
-        "shared.gate_proj.weight": state["shared_experts.gate_proj"].flatten(0, 1),
-        "shared.up_proj.weight": state["shared_experts.up_proj"].flatten(0, 1),
-        "shared.down_proj.weight": state["shared_experts.down_proj"].transpose(0, 1).flatten(1),
     }
     for j in range(MIXTURE.num_experts):
         gate, up = state["experts.gate_up_proj"][j].chunk(2)
         named |= {f"experts.{j}.gate_proj.weight": gate, f"experts.{j}.up_proj.weight": up}
         named[f"experts.{j}.down_proj.weight"] = state["experts.down_proj"][j]
+    for j in range(MIXTURE.num_shared):
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            named[f"experts.{6 + j}.{name}.weight"] = state[f"shared_experts.{name}"][j]
     mine.load_state_dict(named)
     x, scale = tokens(), state["gate.global_scale"]
-    torch.testing.assert_close(mine(x) * scale, other(x), atol=1e-5, rtol=1e-5)
+    wanted = other(x)
+    torch.testing.assert_close(mine(x) * scale, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(mine(x[:1, :1]) * scale, wanted[:1, :1], atol=1e-5, rtol=1e-5)
+    mine.calls_all = True
+    torch.testing.assert_close(mine(x) * scale, wanted, atol=1e-5, rtol=1e-5)
     weights, chosen = mine.route(x.flatten(0, 1))
-    shares = mine._routed(x.flatten(0, 1))[2]
-    assert weights.shape == chosen.shape == (2 * T, 2)
-    torch.testing.assert_close((weights.sum(-1) + shares.sum(-1)) / 1.7, torch.ones(2 * T))
+    torch.testing.assert_close(weights.sum(-1) / 1.7, torch.ones(2 * T))
+    assert (chosen[:, 2:] == torch.tensor([6, 7, 8])).all()
+    assert int(chosen[:, :2].max()) < 6
 
 
 def layer_config(kind: str, network: Any = NETWORK) -> LayerConfig:
@@ -370,6 +374,8 @@ def test_what_convolved_layers_cannot_do_is_refused_by_name() -> None:
         with pytest.raises(ConfigError, match=words):
             DistanceProfilesAttentionConfig(**plain | changed)
     good = layer_config("full")
+    assert not good.only_adds
+    assert not replace(good, out_convolution=None).only_adds
     for changed, words in (
         ({"attention": AttentionConfig(4, 2, 8)}, "more than keys and values: got GQA-2"),
         ({"out_convolution": 1}, "out_convolution must be"),
@@ -379,14 +385,11 @@ def test_what_convolved_layers_cannot_do_is_refused_by_name() -> None:
         with pytest.raises(ConfigError, match=words):
             replace(good, **changed)
     for changed, words in (
-        ({"shared": None}, "gated.*got shared=None"),
-        ({"shared": FeedForwardConfig(36, dropout=0.1)}, "without dropout"),
-        ({"shared": FeedForwardConfig(35)}, "num_shared=3 equal networks"),
         ({"num_shared": 0}, "num_shared must be"),
-        ({"scoring": "softmax"}, "sigmoids that are normalized"),
-        ({"normalize": False}, "sigmoids that are normalized"),
-        ({"groups": 2}, "without groups"),
-        ({"capacity": 3}, "capacity"),
+        ({"groups": 2}, "in no groups"),
+        ({"router_bias": True}, "without a bias of the router"),
+        ({"scoring": "sparsemixer"}, "scoring='sparsemixer'"),
+        ({"experts_per_token": 7}, "1 to the 6 experts"),
     ):
         with pytest.raises(ConfigError, match=words):
             replace(MIXTURE, **changed)

@@ -365,9 +365,7 @@ LAYERS = {
     "weighed shared experts": Case(
         LayerConfig(
             heads(),
-            WeighedSharedConfig(
-                NARROW, 4, 2, shared=GATED, scoring="sigmoid", normalize=True, num_shared=2
-            ),
+            WeighedSharedConfig(GATED, 4, 2, scoring="sigmoid", normalize=True, num_shared=2),
         )
     ),
     "shared expert": Case(LayerConfig(heads(), MixtureConfig(NARROW, 4, 2, shared=GATED))),

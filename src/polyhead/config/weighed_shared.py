@@ -1,9 +1,9 @@
-"""A mixture whose router weighs the shared networks beside the routed ones, as plain data."""
+"""A mixture whose router weighs the experts that all tokens visit beside those chosen, as data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from polyhead.config.data import check_whole
 from polyhead.config.mixture import MixtureConfig
@@ -13,48 +13,30 @@ from polyhead.errors import ConfigError
 
 @dataclass(frozen=True)
 class WeighedSharedConfig(MixtureConfig, kind="weighed_shared"):
-    """``MixtureConfig`` whose weights are shares of all networks that a token visits (Inkling).
+    """``MixtureConfig`` with shared experts whose weights are of one sum with the others (Inkling).
 
     Attributes:
-        num_shared: Networks S that every token visits, side by side in ``shared``, which is as wide
-            as all of them together. The router scores them too, behind the routed ones.
+        num_shared: Experts S that every token visits beside those that it chooses; their numbers
+            follow those of the ``num_experts`` others. No bias of the choice is theirs.
 
     Raises:
-        ConfigError: As ``MixtureConfig``, or anything but sigmoids that are normalized.
+        ConfigError: As ``MixtureConfig``, or groups of experts, or a choice by sparsemixer.
     """
 
     num_shared: int = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         check_whole("num_shared", self.num_shared)
-        network = self.shared
-        if network is None or not network.gated or network.dropout or network.out_scale != 1.0:
+        if self.groups > 1 or self.scoring == "sparsemixer" or self.router_bias:
             raise ConfigError(
-                "weighed shared networks are gated, without dropout or a factor of their output: "
-                f"got shared={network}"
+                "weighed shared experts are beside others in no groups, which sparsemixer does not "
+                f"choose, without a bias of the router: got groups={self.groups}, "
+                f"scoring={self.scoring!r}, router_bias={self.router_bias}"
             )
-        if network.hidden_dim % self.num_shared or network.has_down_bias:
-            raise ConfigError(
-                f"shared must hold num_shared={self.num_shared} equal networks side by side, "
-                f"without a bias of their output: got {network}"
-            )
-        plain = MixtureConfig(
-            self.expert,
-            self.num_experts,
-            self.experts_per_token,
-            network,
-            scoring="sigmoid",
-            choice_bias=self.choice_bias,
-            normalize=True,
-            scale=self.scale,
-        )
-        if any(getattr(self, name) != value for name, value in vars(plain).items()):
-            raise ConfigError(
-                "shared networks are weighed by sigmoids that are normalized, without groups, "
-                f"capacity and biases of the router: got {self}"
-            )
+        super().__post_init__()
 
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         yield from super().parameter_groups(embed_dim)
+        for piece in self.expert.parameter_groups(embed_dim):
+            yield replace(piece, size=self.num_shared * piece.size)
         yield ParameterGroup("feed_forward", 1, self.num_shared * embed_dim, as_numbers=True)

@@ -7,10 +7,11 @@ Layers with a window have numbers of heads and sizes of their own (``swa_``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from polyhead.config import (
@@ -34,12 +35,43 @@ from polyhead.families.common.reading import (
     read_layer_types,
     read_rms_norm,
 )
-from polyhead.families.common.steps import Alternating, At, OneToOne, PerExpert, Shaped
+from polyhead.families.common.steps import Alternating, At, PerExpert, Pieces, Shaped
 from polyhead.families.common.tables import AROUND_LAYERS
 from polyhead.families.common.tensors import Rule, Tensors, under
 
 _FULL, _SLIDING = _KINDS = ("hybrid", "hybrid_sliding")
 _DENSE, _SPARSE = "dense", "sparse"
+_DEFAULTS: Mapping[str, Any] = {
+    "swa_num_attention_heads": 64,
+    "swa_num_key_value_heads": 16,
+    "swa_head_dim": 128,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "sliding_window": 512,
+    "d_rel": 16,
+    "rel_extent": 1024,
+    "log_scaling_n_floor": None,
+    "log_scaling_alpha": 0.1,
+    "local_layer_ids": None,
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "model_max_length": 131_072,
+    "rms_norm_eps": 1e-6,
+    "sconv_kernel_size": 4,
+    "hidden_act": "silu",
+    "moe_intermediate_size": 3072,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 6,
+    "n_shared_experts": 2,
+    "route_scale": 8.0,
+    "embedding_multiplier": 24.0,
+    "unpadded_vocab_size": None,
+    "attention_dropout": 0.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": None,
+}
 
 
 def read(keys: Keys) -> TransformerConfig:
@@ -119,17 +151,15 @@ def _read_networks(keys: Keys) -> dict[str, FeedForwardConfig | WeighedSharedCon
     if (dense := keys.size("dense_intermediate_size", None)) is not None:
         width, expert = dense, width
     network = FeedForwardConfig(width, read_activation(keys))
-    shared = keys.size("n_shared_experts")
     mixture = WeighedSharedConfig(
         replace(network, hidden_dim=expert),
         keys.size("num_local_experts"),
         keys.size("num_experts_per_tok"),
-        shared=replace(network, hidden_dim=shared * expert),
         scoring="sigmoid",
         choice_bias=True,
         normalize=True,
         scale=keys.number("route_scale"),
-        num_shared=shared,
+        num_shared=keys.size("n_shared_experts"),
     )
     return {_DENSE: network, _SPARSE: mixture}
 
@@ -175,23 +205,20 @@ def write(config: TransformerConfig) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class SideBySide(OneToOne):
-    """Shared networks that the file stacks as ``[S, ...]``, as one whose features are theirs.
+class Unstacked(Pieces):
+    """Cut into a tensor of each shared expert, which the file stacks."""
 
-    Attributes:
-        columns: Of the projection that reads these features, not of those that make them.
-    """
+    moves_rows: ClassVar[bool] = True
+    pieces: int
 
-    columns: bool = False
+    def count(self, at: At) -> int:
+        return self.pieces
 
-    def changed(self, tensor: Tensor, at: At) -> Tensor:
-        return tensor.transpose(0, 1).flatten(1) if self.columns else tensor.flatten(0, 1)
+    def to_ours(self, tensor: Tensor, at: At) -> Sequence[Tensor]:
+        return tensor.unbind()
 
-    def restored(self, tensor: Tensor, at: At) -> Tensor:
-        network: Any = at.layer.feed_forward
-        if self.columns:
-            return tensor.view(len(tensor), network.num_shared, -1).transpose(0, 1)
-        return tensor.view(network.num_shared, -1, tensor.shape[-1])
+    def to_theirs(self, tensors: Sequence[Tensor], at: At) -> Tensor:
+        return torch.stack(tuple(tensors))
 
 
 _LAYER, _MIXTURE = "layers.{i}.", "layers.{i}.feed_forward."
@@ -233,49 +260,51 @@ _RULES = (
     *under(_LAYER + "mlp.", _LAYER, {"gate": "feed_forward.router"}),
     Rule(_LAYER + "mlp.global_scale", _LAYER + "feed_forward_scale"),
     *STACKED_EXPERTS,
-    *(
-        Rule(
-            f"{_LAYER}mlp.shared_experts.{name}",
-            f"{_MIXTURE}shared.{name}.weight",
-            SideBySide(columns=name == "down_proj"),
-        )
-        for name in (*_GATE_AND_UP, "down_proj")
-    ),
 )
 _PUBLISHED = (
     *_named(1),
     Rule("embed", "embedding.tokens"),
     Rule("embed_norm", "embedding.norm"),
     Rule(_LAYER + "mlp.w13_dn", [_MIXTURE + name for name in _GATE_AND_UP], Alternating()),
-    *(
-        Rule(
-            f"{_LAYER}mlp.{theirs}",
-            [f"{_MIXTURE}{ours}.{name}.weight" for name in names],
-            *steps,
-        )
-        for theirs, ours, names, steps in (
-            ("experts.w13_weight", "experts.{j}", _GATE_AND_UP, (PerExpert(), Alternating())),
-            ("experts.w2_weight", "experts.{j}", ("down_proj",), (PerExpert(),)),
-            (
-                "shared_experts.shared_w13_weight",
-                "shared",
-                _GATE_AND_UP,
-                (SideBySide(), Alternating()),
-            ),
-            (
-                "shared_experts.shared_w2_weight",
-                "shared",
-                ("down_proj",),
-                (SideBySide(columns=True),),
-            ),
-        )
+    Rule(
+        _LAYER + "mlp.experts.w13_weight",
+        [f"{_MIXTURE}experts.{{j}}.{name}.weight" for name in _GATE_AND_UP],
+        PerExpert(),
+        Alternating(),
+    ),
+    Rule(
+        _LAYER + "mlp.experts.w2_weight",
+        _MIXTURE + "experts.{j}.down_proj.weight",
+        PerExpert(),
     ),
 )
 """In the published files rows of gates and of what they gate take turns."""
 
 
+def _shared(first: int, count: int) -> Iterator[Rule]:
+    """Of shared experts, which stand behind the others here."""
+    for theirs, names, steps in (
+        ("gate_proj", ("gate_proj",), ()),
+        ("up_proj", ("up_proj",), ()),
+        ("down_proj", ("down_proj",), ()),
+        ("shared_w13_weight", _GATE_AND_UP, (Alternating(),)),
+        ("shared_w2_weight", ("down_proj",), ()),
+    ):
+        ours = [
+            f"{_MIXTURE}experts.{first + i}.{name}.weight" for i in range(count) for name in names
+        ]
+        yield Rule(f"{_LAYER}mlp.shared_experts.{theirs}", ours, Unstacked(count), *steps)
+
+
 def tensors(values: Mapping[str, Any]) -> Tensors:
     """Where the scale of a network stands depends on what it is."""
+    routed, shared = (
+        next((values[key] for key in keys if key in values), default)
+        for keys, default in (
+            (("n_routed_experts", "num_local_experts"), _DEFAULTS["num_local_experts"]),
+            (("n_shared_experts",), _DEFAULTS["n_shared_experts"]),
+        )
+    )
     count = values["num_hidden_layers"]
     default = _network_types(count, values.get("dense_mlp_idx") or 0)
     kinds = values.get("mlp_layer_types") or default
@@ -287,7 +316,9 @@ def tensors(values: Mapping[str, Any]) -> Tensors:
     around = (*AROUND_LAYERS, Rule("embed_tokens.embed_norm", "embedding.norm"))
     heads = Rule("lm_head", "head"), Rule("unembed", "head")
     return Tensors(
-        (*scales, *around, *_RULES, *_PUBLISHED), outside=heads, dropped={r"mtp\..+": DRAFTS}
+        (*scales, *around, *_shared(routed, shared), *_RULES, *_PUBLISHED),
+        outside=heads,
+        dropped={r"mtp\..+": DRAFTS},
     )
 
 
@@ -297,37 +328,7 @@ FAMILIES = (
         "Inkling",
         read,
         tensors,
-        defaults={
-            "swa_num_attention_heads": 64,
-            "swa_num_key_value_heads": 16,
-            "swa_head_dim": 128,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "sliding_window": 512,
-            "d_rel": 16,
-            "rel_extent": 1024,
-            "log_scaling_n_floor": None,
-            "log_scaling_alpha": 0.1,
-            "local_layer_ids": None,
-            "layer_types": None,
-            "mlp_layer_types": None,
-            "model_max_length": 131_072,
-            "rms_norm_eps": 1e-6,
-            "sconv_kernel_size": 4,
-            "hidden_act": "silu",
-            "moe_intermediate_size": 3072,
-            "num_local_experts": 256,
-            "num_experts_per_tok": 6,
-            "n_shared_experts": 2,
-            "route_scale": 8.0,
-            "embedding_multiplier": 24.0,
-            "unpadded_vocab_size": None,
-            "attention_dropout": 0.0,
-            "tie_word_embeddings": False,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-            "pad_token_id": None,
-        },
+        defaults=_DEFAULTS,
         aliases={
             "sliding_window": "sliding_window_size",
             "model_max_length": "max_position_embeddings",

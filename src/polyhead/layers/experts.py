@@ -106,7 +106,7 @@ class Experts(Fixed):
         """``[M, E]``, expert after expert."""
         out = torch.zeros_like(x)
         all_of_them = self.calls_all or _is_recorded()
-        numbers = range(self.config.choices) if all_of_them else torch.unique(chosen).tolist()
+        numbers = range(self.router.out_features) if all_of_them else torch.unique(chosen).tolist()
         for number in numbers:
             rows, places = torch.where(chosen == number)
             made = self._weighed(number, x[rows], weights[rows, places, None])
