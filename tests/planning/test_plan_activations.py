@@ -21,6 +21,7 @@ from polyhead.config import (
     AltUpConfig,
     BlockMeansConfig,
     CompressedAttentionConfig,
+    ConvolutionalAttentionConfig,
     CyclesConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
@@ -161,6 +162,13 @@ LAYERS = {
     ),
     "heads of experts": Case(
         LayerConfig(ExpertHeadsAttentionConfig(16, 8, 64, num_experts=4), NARROW), share=0.5
+    ),
+    "convolved queries and keys": Case(
+        LayerConfig(
+            ConvolutionalAttentionConfig(16, 4, 64, rope=RopeConfig(), qk_norm=QKNormConfig()),
+            NARROW,
+        ),
+        share=0.6,
     ),
     "differences": Case(
         LayerConfig(DifferentialAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)

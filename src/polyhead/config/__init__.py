@@ -14,6 +14,7 @@ from polyhead.config.block_sums import BlockSumsAttentionConfig
 from polyhead.config.bottleneck import BottleneckAttentionConfig
 from polyhead.config.compressed import CompressedAttentionConfig
 from polyhead.config.convolution import ConvolutionConfig
+from polyhead.config.convolutional_attention import ConvolutionalAttentionConfig
 from polyhead.config.convolved_heads import ConvolvedHeadsConfig
 from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.cycles import CyclesConfig
@@ -100,6 +101,7 @@ __all__ = [
     "CallCost",
     "CompressedAttentionConfig",
     "ConvolutionConfig",
+    "ConvolutionalAttentionConfig",
     "ConvolvedHeadsConfig",
     "CrossLayerAttentionConfig",
     "CyclesConfig",

@@ -111,6 +111,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "grouped": "polyhead.config.grouped",
         "block_sums": "polyhead.config.block_sums",
         "bottleneck": "polyhead.config.bottleneck",
+        "convolutional": "polyhead.config.convolutional_attention",
         "convolved_heads": "polyhead.config.convolved_heads",
         "disentangled": "polyhead.config.disentangled",
         "dynamic_mask": "polyhead.config.dynamic_mask",

@@ -10,6 +10,7 @@ from polyhead.config import (
     BlockSumsAttentionConfig,
     BottleneckAttentionConfig,
     CompressedAttentionConfig,
+    ConvolutionalAttentionConfig,
     ConvolvedHeadsConfig,
     CrossLayerAttentionConfig,
     CyclesConfig,
@@ -64,6 +65,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
 from polyhead.layers.bottleneck_attention import BottleneckAttention
 from polyhead.layers.compressed_attention import CompressedAttention
+from polyhead.layers.convolutional_attention import ConvolutionalAttention
 from polyhead.layers.convolved_heads_attention import ConvolvedHeads
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.cycles import Cycles
@@ -119,6 +121,8 @@ __all__ = [
     "BottleneckAttentionConfig",
     "CompressedAttention",
     "CompressedAttentionConfig",
+    "ConvolutionalAttention",
+    "ConvolutionalAttentionConfig",
     "ConvolvedHeads",
     "ConvolvedHeadsConfig",
     "CrossLayerAttention",

@@ -9,6 +9,7 @@ Shape letters: B batch, T tokens, H heads (states), K key size, V value size, W 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -207,6 +208,24 @@ def real_tokens(
             beside = " beside a cache" if type(part) is KeyLengths else ""
             raise UnsupportedError(f"{what} cannot hide single tokens: got {part!r}{beside}")
     return real
+
+
+def over_real_tokens(
+    run: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, real: Tensor
+) -> Tensor:
+    """``[B, T, E]`` what a layer makes of a sequence whose padding is moved behind it, and back.
+
+    Args:
+        run: Given ``x`` with the real tokens of each row first, then zeros, which of those are
+            real, and ``[B, T]`` where each stood.
+        x: ``[B, T, E]``.
+        real: ``[B, T]`` which tokens are real.
+    """
+    order = (~real).int().argsort(dim=1, stable=True)
+    index = order[..., None].expand_as(x)
+    real = real.gather(1, order)
+    y = run(x.gather(1, index).masked_fill(~real[..., None], 0.0), real, order)
+    return torch.zeros_like(y).scatter(1, index, y)
 
 
 def as_heads(x: Tensor, heads: int) -> Tensor:
