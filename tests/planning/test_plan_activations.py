@@ -26,6 +26,7 @@ from polyhead.config import (
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
     QueryTemperatureConfig,
+    ScaledResidualConfig,
     TransformerConfig,
     WeighedSharedConfig,
 )
@@ -318,6 +319,9 @@ LAYERS = {
     "a shortcut": Case(
         LayerConfig(heads(), GATED, shortcut=IdentityMixtureConfig(FeedForwardConfig(16), 4, 2)),
         second=LayerConfig(heads(), GATED, joins_shortcut=True),
+    ),
+    "a scaled residual": Case(
+        LayerConfig(heads(), NARROW, streams=ScaledResidualConfig()), share=0.5
     ),
     "cycles": Case(
         LayerConfig(heads(), NARROW, streams=CyclesConfig(starts=True, ends=True)), share=0.6

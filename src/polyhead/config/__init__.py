@@ -69,6 +69,7 @@ from polyhead.config.relative_attention import RelativeAttentionConfig
 from polyhead.config.reversible import ReversibleConfig
 from polyhead.config.rg_lru import RgLruConfig
 from polyhead.config.rope import RopeConfig, RopeType
+from polyhead.config.scaled_residual import ScaledResidualConfig
 from polyhead.config.selective_attention import SelectiveAttentionConfig
 from polyhead.config.selectors import (
     BlockBoundsConfig,
@@ -167,6 +168,7 @@ __all__ = [
     "RgLruConfig",
     "RopeConfig",
     "RopeType",
+    "ScaledResidualConfig",
     "SelectiveAttentionConfig",
     "SelectorConfig",
     "SharedBlockConfig",

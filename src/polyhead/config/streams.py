@@ -25,7 +25,7 @@ class StreamsConfig(OneOfSeveral, ABC):
     """How layers read and write several residual streams, of any kind.
 
     Attributes:
-        count: Streams n, at least 2.
+        count: Streams n, at least 2; a kind of one stream has no dimension for it.
     """
 
     where: ClassVar[Mapping[str, str]] = {
@@ -34,6 +34,7 @@ class StreamsConfig(OneOfSeveral, ABC):
         "mixed_connections": "polyhead.config.hyper_connections",
         "cycles": "polyhead.config.cycles",
         "reversible": "polyhead.config.reversible",
+        "scaled_residual": "polyhead.config.scaled_residual",
     }
     around_layer: ClassVar[bool]
     """Whether a layer reads the streams once; else each of its parts does."""

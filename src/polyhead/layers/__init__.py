@@ -52,6 +52,7 @@ from polyhead.config import (
     ReversibleConfig,
     RgLruConfig,
     RopeConfig,
+    ScaledResidualConfig,
     SelectiveAttentionConfig,
     SharedBlockConfig,
     ShortConvolutionConfig,
@@ -102,6 +103,7 @@ from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.layers.relative_attention import RelativeAttention
 from polyhead.layers.reversible import Reversible
 from polyhead.layers.rg_lru import RgLru
+from polyhead.layers.scaled_residual import ScaledResidual
 from polyhead.layers.selective_attention import SelectiveAttention
 from polyhead.layers.shared_block import SharedBlock
 from polyhead.layers.short_convolution import ShortConvolution
@@ -206,6 +208,8 @@ __all__ = [
     "RgLruConfig",
     "RoPE",
     "RopeConfig",
+    "ScaledResidual",
+    "ScaledResidualConfig",
     "SelectiveAttention",
     "SelectiveAttentionConfig",
     "SharedBlock",
