@@ -23,6 +23,7 @@ from polyhead.config import (
     CompressedAttentionConfig,
     ConvolutionalAttentionConfig,
     CyclesConfig,
+    DepthAveragedMixtureConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
     QueryTemperatureConfig,
@@ -322,6 +323,13 @@ LAYERS = {
     ),
     "a scaled residual": Case(
         LayerConfig(heads(), NARROW, streams=ScaledResidualConfig()), share=0.5
+    ),
+    "depth-averaged routers": Case(
+        LayerConfig(heads(), DepthAveragedMixtureConfig(NARROW, 4, 2, router_dim=512)),
+        share=0.6,
+        second=LayerConfig(
+            heads(), DepthAveragedMixtureConfig(NARROW, 4, 2, router_dim=512, reads_state=True)
+        ),
     ),
     "cycles": Case(
         LayerConfig(heads(), NARROW, streams=CyclesConfig(starts=True, ends=True)), share=0.6

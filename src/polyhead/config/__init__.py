@@ -20,6 +20,7 @@ from polyhead.config.cross_layer import CrossLayerAttentionConfig
 from polyhead.config.cycles import CyclesConfig
 from polyhead.config.data import Data
 from polyhead.config.dense_and_experts import DenseAndExpertsConfig
+from polyhead.config.depth_averaged_mixture import DepthAveragedMixtureConfig
 from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
 from polyhead.config.disentangled import DisentangledAttentionConfig, RelativeEmbeddingConfig
 from polyhead.config.dynamic_mask import DynamicMaskConfig
@@ -108,6 +109,7 @@ __all__ = [
     "CyclesConfig",
     "Data",
     "DenseAndExpertsConfig",
+    "DepthAveragedMixtureConfig",
     "DifferentialAttentionConfig",
     "DisentangledAttentionConfig",
     "DynamicMaskConfig",

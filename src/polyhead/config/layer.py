@@ -173,12 +173,13 @@ class LayerConfig(Data):
             )
 
     def _check_shortcut(self, norms_input: bool) -> None:
-        """Raises where a shortcut, or ids of tokens, do not go with the other fields."""
+        """Raises where a shortcut, or what networks are handed, do not go with the other fields."""
         apart = self.parallel is not None or self.feed_forward is None
-        ids = [each for each in self.networks if each.reads_tokens]
-        if ids and (apart or self.shortcut in ids):
+        taking = [each for each in self.networks if each.takes_handed]
+        if taking and (apart or self.shortcut in taking):
+            read = "ids" if taking[0].reads_tokens else "what layers hand on"
             raise ConfigError(
-                f"a {type(ids[0]).__name__} reads ids as the feed_forward network behind "
+                f"a {type(taking[0]).__name__} reads {read} as the feed_forward network behind "
                 f"attention: got parallel={self.parallel!r}, shortcut={self.shortcut}"
             )
         if self.shortcut is None and not self.joins_shortcut:
@@ -300,7 +301,7 @@ class LayerConfig(Data):
     def takes_handed(self) -> bool:
         """Whether it hands something on to later layers of a call, or reads it."""
         attention, beside = self.attention, self.per_layer_input or self.shortcut
-        handed = self.reads_tokens or self.joins_shortcut
+        handed = self.joins_shortcut or any(each.takes_handed for each in self.networks)
         return bool(attention.hands_on or attention.reads or beside or handed)
 
     @property

@@ -256,6 +256,7 @@ class Network(OneOfSeveral, ABC):
         "mixture": "polyhead.config.mixture",
         "identity_mixture": "polyhead.config.identity_mixture",
         "weighed_shared": "polyhead.config.weighed_shared",
+        "depth_averaged_mixture": "polyhead.config.depth_averaged_mixture",
         "token_mixture": "polyhead.config.token_mixture",
         "sub_norm": "polyhead.config.sub_norm",
         "dense_and_experts": "polyhead.config.dense_and_experts",
@@ -265,6 +266,21 @@ class Network(OneOfSeveral, ABC):
     """Whether it norms what it reads by itself, so that its layer has no norm before it."""
     reads_tokens: ClassVar[bool] = False
     """Whether it reads the ids of the call (``TOKENS``), which are handed on to it."""
+
+    @property
+    def state_dim(self) -> int:
+        """Features of a state that it hands on to the network of the next layer; 0: none."""
+        return 0
+
+    @property
+    def reads_dim(self) -> int:
+        """Features of the state that it reads of the layer before; 0: none."""
+        return 0
+
+    @property
+    def takes_handed(self) -> bool:
+        """Whether its calls are given what is handed on."""
+        return self.reads_tokens or self.state_dim > 0
 
     @abstractmethod
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:

@@ -133,11 +133,16 @@ class MixtureConfig(Network, kind="mixture"):
         """Experts that a token may choose from, those without a network included."""
         return self.num_experts
 
+    def router_features(self, embed_dim: int) -> int:
+        """Features that the router reads of a token."""
+        return embed_dim
+
     def parameter_groups(self, embed_dim: int) -> Iterator[ParameterGroup]:
         X = self.num_experts
         for piece in self.expert.parameter_groups(embed_dim):
             yield replace(piece, size=X * piece.size, experts=X, visited=self.experts_per_token)
-        yield ParameterGroup("feed_forward", 1, self.choices * embed_dim, as_numbers=True)
+        read = self.router_features(embed_dim)
+        yield ParameterGroup("feed_forward", 1, self.choices * read, as_numbers=True)
         for bias in (self.choice_bias, self.router_bias):
             if bias:
                 yield ParameterGroup("feed_forward", 1, self.choices, multiplied=False)

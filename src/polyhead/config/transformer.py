@@ -162,6 +162,8 @@ class TransformerConfig(Data):
             )
         _check_reads("layers", self.layers)
         _check_reads("encoder_layers", self.encoder_layers)
+        for name in ("layers", "encoder_layers"):
+            _check_states(name, getattr(self, name))
         _check_sharing("weights_of", self.weights_of, self.layers)
         _check_sharing("encoder weights_of", self.encoder.weights_of, self.encoder_layers)
         _check_relative_bias("relative_bias", self.relative_bias, self.layers)
@@ -406,6 +408,19 @@ def _check_reads(name: str, layers: tuple[LayerConfig, ...]) -> None:
             f"{name}: what a shortcut gives joins the stream behind the next layer: got shortcuts "
             f"in {given}, joins_shortcut={joined}"
         )
+
+
+def _check_states(name: str, layers: tuple[LayerConfig, ...]) -> None:
+    """Raises unless the state that a network reads is handed on by that of the layer before."""
+    given = 0
+    for i, layer in enumerate(layers):
+        network = layer.feed_forward
+        if network is not None and network.reads_dim not in (0, given):
+            raise ConfigError(
+                f"{name}: the network of layer {i} reads a state of {network.reads_dim} features, "
+                f"which the one of the layer before must hand on: it hands on {given or 'none'}"
+            )
+        given = 0 if network is None else network.state_dim
 
 
 def _check_source(where: str, what: str, layer: LayerConfig, source: LayerConfig) -> None:

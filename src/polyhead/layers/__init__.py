@@ -15,6 +15,7 @@ from polyhead.config import (
     CrossLayerAttentionConfig,
     CyclesConfig,
     DenseAndExpertsConfig,
+    DepthAveragedMixtureConfig,
     DifferentialAttentionConfig,
     DisentangledAttentionConfig,
     DynamicMaskConfig,
@@ -71,6 +72,7 @@ from polyhead.layers.convolved_heads_attention import ConvolvedHeads
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
 from polyhead.layers.cycles import Cycles
 from polyhead.layers.dense_and_experts import DenseAndExperts
+from polyhead.layers.depth_averaged_experts import DepthAveragedExperts
 from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.disentangled_attention import DisentangledAttention
 from polyhead.layers.dynamic_mask_attention import DynamicMaskAttention
@@ -133,6 +135,8 @@ __all__ = [
     "CyclesConfig",
     "DenseAndExperts",
     "DenseAndExpertsConfig",
+    "DepthAveragedExperts",
+    "DepthAveragedMixtureConfig",
     "DifferentialAttention",
     "DifferentialAttentionConfig",
     "DisentangledAttention",

@@ -53,7 +53,8 @@ class Experts(Fixed):
         super().__init__()
         self.config = config
         self.calls_all = False
-        self.router = nn.Linear(embed_dim, config.choices, bias=config.router_bias)
+        read = config.router_features(embed_dim)
+        self.router = nn.Linear(read, config.choices, bias=config.router_bias)
         bias = torch.zeros(config.choices) if config.choice_bias else None
         self.register_buffer("choice_bias", bias)
         self.experts = nn.ModuleList(

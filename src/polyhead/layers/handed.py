@@ -62,18 +62,19 @@ def handed_to(handed: Handed | None, what: str, reads: Mapping[str, int]) -> Any
     return handed.values[source, what]
 
 
-def given_by_shortcut(handed: Handed | None) -> Tensor:
-    """What the shortcut of the layer before gave; without gradients, which may compute a layer once
-    more, it is then forgotten.
+def given_by_layer_before(handed: Handed | None, what: str) -> Tensor:
+    """What the layer before handed on to this one alone; without gradients, which may compute a
+    layer once more, it is then forgotten.
 
     Args:
         handed: As the layer was given it.
+        what: A name.
 
     Raises:
         ValueError: The layer was called by itself.
     """
     source = -2 if handed is None else handed.layer - 1
-    given: Tensor = handed_to(handed, SHORTCUT, {SHORTCUT: source})
+    given: Tensor = handed_to(handed, what, {what: source})
     if handed is not None and not torch.is_grad_enabled():
-        del handed.values[source, SHORTCUT]
+        del handed.values[source, what]
     return given

@@ -37,7 +37,7 @@ from polyhead.layers.decode_plan import LayerArgs, step
 from polyhead.layers.exact import ExactType
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
-from polyhead.layers.handed import SHORTCUT, Handed, given_by_shortcut
+from polyhead.layers.handed import SHORTCUT, Handed, given_by_layer_before
 from polyhead.layers.laurel import Laurel
 from polyhead.layers.native_layer import ATTENTION, CROSS_ATTENTION, LAYER_TYPES, NETWORK
 from polyhead.layers.norm_gate import NormGate
@@ -165,7 +165,8 @@ class TransformerLayer(Fixed):
         for part in config.parts:  # an attribute each, which the decode plan compares
             setattr(self, f"_{part}_mix", config.mix(part))
         self._hands = bool(config.attention.hands_on or config.attention.reads)
-        self._reads_tokens = config.reads_tokens
+        network = config.feed_forward
+        self._hands_network = network is not None and network.takes_handed
         self.attention = build_attention(embed_dim, config.attention, rope)
         self.cross_attention: MultiHeadAttention | None = None
         if config.cross_attention is not None:
@@ -177,7 +178,6 @@ class TransformerLayer(Fixed):
             self.cross_attention = MultiHeadAttention.from_config(
                 embed_dim, config.cross_attention, kdim=context_dim, vdim=context_dim
             )
-        network = config.feed_forward
         module = None if network is None else build_network(embed_dim, network)
         self.add_module("feed_forward", module)
         if config.shortcut is not None:
@@ -386,9 +386,10 @@ class TransformerLayer(Fixed):
                 h = h * self.feed_forward_scale
             if call is not None:
                 h = self.feed_forward_convolution(h, call)
+            h = self.feed_forward(h, handed) if self._hands_network else self.feed_forward(h)
             x = self._joined(x, h, "feed_forward")
         if self.config.joins_shortcut:
-            x = x + given_by_shortcut(handed)
+            x = x + given_by_layer_before(handed, SHORTCUT)
         return x
 
     def _beside(self, x: Tensor, normed: Tensor) -> Tensor:

@@ -80,6 +80,10 @@ def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int,
         peaks.append((9 if half else 5) * E)
     # What a shortcut gave waits for the end of the next layer.
     peaks = [peak + E * (shape.joins_shortcut + (shape.shortcut is not None)) for peak in peaks]
+    # What a shortcut gave waits for the end of the next layer, a state for its network.
+    waits = E * (shape.joins_shortcut + (shape.shortcut is not None))
+    waits += sum(network.reads_dim for network in shape.networks)
+    peaks = [peak + waits for peak in peaks]
     if (streams := shape.streams) is not None:
         return max(peaks) + streams.held_activation_elements(E)
     return max(peaks)
