@@ -124,6 +124,7 @@ _WORDS = {
     "grouped projections": "分组投影",
     "narrow heads": "窄的头",
     "heads and convolutions": "头与卷积",
+    "convolved queries and keys": "卷积后的查询与键",
     "affine": "仅缩放与平移",
     "content and distances": "内容与距离",
     "keys that values choose": "由值选择的键",
@@ -191,6 +192,7 @@ NAMES = {
     "relative": "distances and segments",
     "bottleneck": "narrow heads",
     "convolved_heads": "heads and convolutions",
+    "convolutional": "convolved queries and keys",
     "shared_block": "a shared block before Mamba",
 }
 """Of head layouts, where they are not those of grouped heads."""

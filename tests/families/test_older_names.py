@@ -327,3 +327,22 @@ def test_mistral_4_without_rotary_settings_has_those_of_transformers() -> None:
     part = {**stated["rope_parameters"], "partial_rotary_factor": 0.25}
     with pytest.raises(ConfigError, match=r"partial_rotary_factor is 0.25; supported is 0.5, the"):
         read_config({**stated, "rope_parameters": part}, "config.json")
+def test_zaya1_states_a_rotary_type_beside_its_kinds() -> None:
+    case = all_cases()["zaya"]
+    values = json.loads(case.config(case.axes[4][1]).to_json_string()) | {"model_type": "zaya"}
+    plain = read_config(values, "config.json")
+    ropes = values["rope_parameters"]
+    published = values | {"rope_parameters": ropes | {"rope_type": "default"}}
+    assert read_config(published, "config.json") == plain
+    kinds = [(layer.attention.window, layer.attention.rope.theta) for layer in plain.layers]
+    assert kinds == [(None, 5e6), (7, 1e4), (None, 5e6)]
+    for key, value in (
+        ("rope_parameters", ropes | {"full_attention": {"rope_theta": 1e4}}),
+        ("num_experts_per_tok", 2),
+        ("sliding_window", None),
+        ("layer_types", ["full_attention"] * 3),
+    ):
+        with pytest.raises(ConfigError, match=rf"config\.json: {key} "):
+            read_config(values | {key: value}, "config.json")
+    with pytest.raises(ConfigError, match="to see an earlier token: got 1 and 1"):
+        read_config(values | {"cca_time0": 1, "cca_time1": 1}, "config.json")
