@@ -169,6 +169,13 @@ def test_padded_rows_equal_rows_alone(name, cached):
     check_padded_rows(layer(name), cached)
 
 
+def test_keys_are_not_scaled_at_first():
+    mine = layer("two and two")  # whose factors are drawn
+    assert not (mine.key_scale == 1.0).any()
+    mine.reset_parameters()
+    assert (mine.key_scale == 1.0).all()
+
+
 @torch.no_grad()
 def test_bits_do_not_depend_on_neighbours_in_batch_invariant_mode():
     mine, x = layer("two and two", torch.float32), tokens(2, 23, dtype=torch.float32)

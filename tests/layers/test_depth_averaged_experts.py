@@ -121,7 +121,18 @@ def ids(batch: int, tokens: int) -> Tensor:
 def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(kind, tmp_path):
     check_decoding(model(choice_bias=False), kind, tmp_path)
     mine = model(skips=2, router_bias=True)
+    assert mine.layers[0].feed_forward.router.weight.shape == (X + 2, R)
     assert ph.plan(mine.config, tokens=8).parameters == mine.parameter_counts()
+    apart = dataclasses.replace(mine.config, layers=mine.config.layers[:1] * 3)
+    held = [ph.plan(each, tokens=50, dtype="float32") for each in (mine.config, apart)]
+    assert held[0].activation_bytes - held[1].activation_bytes == 50 * R * 4  # the state before
+
+
+def test_the_state_before_is_not_scaled_at_first():
+    network = model().layers[1].feed_forward
+    assert not (network.state_scale == 1.0).any()
+    network.reset_parameters()
+    assert (network.state_scale == 1.0).all()
 
 
 @torch.no_grad()
@@ -171,7 +182,7 @@ def test_what_does_not_go_is_refused_by_name():
     with pytest.raises(ConfigError, match="reads what layers hand on as the feed_forward"):
         LayerConfig(HEADS, FIRST, parallel="one norm")
     plain = FeedForwardConfig(F)
-    for before, said in ((), "none"), ((plain,), "none"), ((replaced(4),), "4"):
+    for before, said in ((), "none"), ((FIRST, plain), "none"), ((replaced(4),), "4"):
         layers = tuple(LayerConfig(HEADS, each) for each in (*before, LATER))
         words = f"layer {len(before)} reads a state of 6 features.*hands on {said}"
         with pytest.raises(ConfigError, match=words):
