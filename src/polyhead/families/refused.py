@@ -17,10 +17,6 @@ REFUSED: Mapping[str, str] = {
     "transfo-xl": "transformers no longer has its classes, so no result is known",
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
-    "zaya": "its queries and keys are convolved, values have a half of the token before, and "
-    "routers read the layer before",
-    "doge": "numbers made of values choose the keys of a head and join its scores; its experts' "
-    "router mixes tokens",
     "cpmant": "every token sees its whole call, later tokens too, so a cache gives other logits "
     "than one pass",
     "fnet": "it mixes tokens by a Fourier transform, not attention",

@@ -381,12 +381,11 @@ class TransformerLayer(Fixed):
             h, x = self._entered(x, "feed_forward")
             if self.config.shortcut is not None and handed is not None:
                 handed.hand_on(SHORTCUT, self.shortcut(h))
-            h = self.feed_forward(h, handed) if self._reads_tokens else self.feed_forward(h)
+            h = self.feed_forward(h, handed) if self._hands_network else self.feed_forward(h)
             if self.config.feed_forward_scale:
                 h = h * self.feed_forward_scale
             if call is not None:
                 h = self.feed_forward_convolution(h, call)
-            h = self.feed_forward(h, handed) if self._hands_network else self.feed_forward(h)
             x = self._joined(x, h, "feed_forward")
         if self.config.joins_shortcut:
             x = x + given_by_layer_before(handed, SHORTCUT)

@@ -78,8 +78,6 @@ def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int,
         peaks.append(2 * E + shape.norm_gate.peak_activation_elements(E, half=half))
     if shape.out_convolution is not None:  # its inputs behind the last ones, and in float32
         peaks.append((9 if half else 5) * E)
-    # What a shortcut gave waits for the end of the next layer.
-    peaks = [peak + E * (shape.joins_shortcut + (shape.shortcut is not None)) for peak in peaks]
     # What a shortcut gave waits for the end of the next layer, a state for its network.
     waits = E * (shape.joins_shortcut + (shape.shortcut is not None))
     waits += sum(network.reads_dim for network in shape.networks)
