@@ -26,7 +26,7 @@ from polyhead.config import CompressedAttentionConfig, NormConfig
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.kernels.dispatch import attention
 from polyhead.layers.attention_parts import check_cache, check_layer_cache, ragged_positions
-from polyhead.layers.compressed_blocks import BlockIndexing, BlockPooling, apply_rope, source_of
+from polyhead.layers.compressed_blocks import BlockIndexing, BlockPooling, apply_rope
 from polyhead.layers.grouped import GroupedLinear
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear
@@ -35,7 +35,7 @@ from polyhead.layers.positions import RoPE
 from polyhead.layers.record import hooks_here
 from polyhead.layers.recurrent import real_tokens
 from polyhead.layers.registry import register_builder
-from polyhead.layers.selectors.places import Places
+from polyhead.layers.selectors.places import Places, source_of
 from polyhead.semantics import (
     Causal,
     Chosen,

@@ -19,8 +19,8 @@ from polyhead.kernels.choosing import choose_keys
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.selectors.places import Places, pooled_blocks
-from polyhead.semantics import Causal, Chosen, DenseSource
+from polyhead.layers.selectors.places import Places, pooled_blocks, source_of
+from polyhead.semantics import Causal, Chosen
 
 
 class BlockPooling(nn.Module):
@@ -165,10 +165,3 @@ def apply_rope(
         last = last.roll(count // 2, -1)
     last = rope.apply(last, positions, head_axis=2)
     return torch.cat((plain, last.roll(count // 2, -1) if back else last), dim=-1)
-
-
-def source_of(entries: Tensor, size: int) -> DenseSource:
-    """Blocks ``[B, N, D]`` as keys and values at the place of their last token."""
-    keys = entries[:, None]
-    ends = torch.arange(1, entries.shape[1] + 1, device=entries.device) * size - 1
-    return DenseSource(keys, keys, ends)

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from polyhead.caches.layer_cache import Step
 from polyhead.config import IndexerConfig
-from polyhead.kernels.choosing import choose_keys
 from polyhead.layers import fused
-from polyhead.layers.compressed_blocks import source_of
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
-from polyhead.layers.selectors.places import Places, pooled_blocks
-from polyhead.semantics import Causal, Chosen
+from polyhead.layers.selectors.places import Places
+from polyhead.layers.selectors.pools import choose_blocks, whole_block_entries
+from polyhead.semantics import Chosen
 
 
 class PooledIndexer(nn.Module):
@@ -73,41 +72,17 @@ class PooledIndexer(nn.Module):
         J, D, m = self.config.num_heads, self.config.head_dim, self.pool
         k, gates, weights = fused.linears(x, self.k_proj, self.gate_proj, self.weights_proj)
         made = torch.cat((self.k_norm(k), gates), dim=-1)
-        if step is None:
-            if places.keys is not None:
-                made = made.gather(1, places.keys[..., None].expand_as(made))
-            entries = self._entries(nn.functional.pad(made, (0, 0, m - 1, 0)), places)
-        else:
-            tail = step.tail("unpooled", step.pack(made))
-            entries = step.pooled("index", self._entries(tail, places))
+        entries = whole_block_entries(made, places, step, m, D, self._entries)
         if max(places.after) // m <= top_k // m:
             return None
         q = linear(latent, self.q_proj).view(*x.shape[:2], J, D).transpose(1, 2)
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        chosen = choose_keys(
-            q,
-            weights.mT * (J * D) ** -0.5,
-            source_of(entries, m),
-            top_k // m,
-            mask=Causal(),
-            q_positions=places.queries,
-        ).blocks
-        # The tokens behind the last whole pool are the first of the next; none where it is whole.
-        begun = (places.queries + 1).div(m, rounding_mode="floor")
-        begun = begun.expand(len(x), -1)[:, None, :, None]
-        return places.seen(torch.cat((chosen, begun), dim=-1), m, 1)
+        weights = weights.mT * (J * D) ** -0.5
+        return choose_blocks(q, weights, entries, places, m, top_k // m, 1)
 
-    def _entries(self, tail: Tensor, places: Places) -> Tensor:
-        """``[B, n, D]`` keys of the pools that new tokens complete.
-
-        Args:
-            tail: ``[B, m − 1 + T, 2 · D]``, the new tokens behind the last ones before them.
-            places: Where the tokens stand.
-        """
-        pools = pooled_blocks(tail, places, self.pool, self.pool)
-        if not pools.shape[1]:
-            return tail.new_zeros(len(tail), 0, self.config.head_dim)
-        precise = torch.promote_types(tail.dtype, torch.float32)
+    def _entries(self, pools: Tensor) -> Tensor:
+        """``[B, n, D]`` keys of new pools ``[B, n, m, 2 · D]``."""
+        precise = torch.promote_types(pools.dtype, torch.float32)
         k, gates = pools.to(precise).chunk(2, dim=-1)
         weights = (gates + self.positions.to(precise)).softmax(dim=2)
-        return (k * weights).sum(dim=2).to(tail.dtype)
+        return (k * weights).sum(dim=2).to(pools.dtype)

@@ -24,6 +24,7 @@ from polyhead.config import HeadLayout
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.kernels.recurrence.dispatch import recurrence
 from polyhead.layers.attention_parts import check_layer_cache, check_sizes, ragged_positions
+from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.positions import RoPE
 from polyhead.layers.record import hooks_here
@@ -88,6 +89,7 @@ class RecurrentLayer(Hooked):
         positions: Tensor | None = None,
         cache: SequenceCache | None = None,
         kernel: str = "auto",
+        handed: Handed | None = None,
         **unknown: Any,
     ) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``; with a cache, the state goes on from earlier calls.
@@ -101,6 +103,7 @@ class RecurrentLayer(Hooked):
             positions: ``[T]`` or ``[B, T]``; below 0 is padding. Other values mean nothing here.
             cache: A ``LayerCache`` of the memories of this layout.
             kernel: ``"auto"`` or the name of a kernel of ``recurrence``.
+            handed: What the model hands on, for a layer that reads ids too.
             **unknown: Refused.
 
         Raises:
@@ -121,18 +124,31 @@ class RecurrentLayer(Hooked):
                 "polyhead.recurrence_rows makes those of chosen rows"
             )
         real = real_tokens(mask, x, positions, cached=cache is not None)
+        ids = self._ids(handed)
         if cache is None:
-            return self._over(x, real, kernel)
+            return self._over(x, ids, real, kernel)
         held = check_layer_cache(cache)
         if positions is None:
             positions = ragged_positions(held, x)
         with held.step(x, positions) as step:
-            return step.unpack(self._run(step.pack(x), step.real, kernel, step))
+            ids = None if ids is None else step.pack(ids)
+            return step.unpack(self._run_with(step.pack(x), ids, step.real, kernel, step))
 
-    def _over(self, x: Tensor, real: Tensor | None, kernel: str) -> Tensor:
+    def _ids(self, handed: Handed | None) -> Tensor | None:
+        """``[B, T]`` the ids of the call, for a layer that reads them."""
+        return None
+
+    def _run_with(
+        self, x: Tensor, ids: Tensor | None, real: Tensor | None, kernel: str, step: Step | None
+    ) -> Tensor:
+        """``_run``, with the ids ``[B, T]`` of packed tokens for a layer that reads them."""
+        return self._run(x, real, kernel, step)
+
+    def _over(self, x: Tensor, ids: Tensor | None, real: Tensor | None, kernel: str) -> Tensor:
         """A whole sequence; padding is moved behind the real tokens of its row and back."""
-        call = Packing(None if real is None else ~real)
-        return call.unpack(self._run(call.pack(x), call.real, kernel, None))
+        packing = Packing(None if real is None else ~real)
+        ids = None if ids is None else packing.pack(ids)
+        return packing.unpack(self._run_with(packing.pack(x), ids, packing.real, kernel, None))
 
     def _with_tail(self, name: str, x: Tensor, tokens: int, step: Step | None) -> Tensor:
         """``[B, tokens + T, W]``: the inputs ``[B, T, W]`` of a convolution behind earlier ones."""
@@ -235,7 +251,12 @@ def as_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def convolve(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, beside: bool = False
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    dilation: int = 1,
+    beside: bool = False,
 ) -> Tensor:
     """``[B, T, W]`` the causal convolution of each channel, in float32 or more.
 
@@ -243,17 +264,18 @@ def convolve(
     own inputs alone.
 
     Args:
-        x: ``[B, n − 1 + T, W]``.
+        x: ``[B, (n − 1) · dilation + T, W]``.
         weight: ``[W, n]``.
         bias: ``[W]``.
+        dilation: Tokens from one input of an output to the next.
         beside: Whether a token's own input is added too.
     """
     precise = torch.promote_types(x.dtype, torch.float32)
     wide, taps = x.to(precise), weight.to(precise).unbind(1)
-    T = x.shape[1] - len(taps) + 1
+    T = x.shape[1] - (len(taps) - 1) * dilation
     y = wide[:, :T] * taps[0]
     for i, tap in enumerate(taps[1:], 1):
-        y = y.addcmul_(wide[:, i : i + T], tap)
+        y = y.addcmul_(wide[:, i * dilation : i * dilation + T], tap)
     if beside:
         y = y.add_(wide[:, -T:])
     return (y if bias is None else y + bias).to(x.dtype)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polyhead.semantics import Chosen, KeyValueSource
+from polyhead.semantics import Chosen, DenseSource, KeyValueSource
 
 
 class Places(NamedTuple):
@@ -159,6 +159,13 @@ def pooled_blocks(tail: Tensor, places: Places, size: int, stride: int) -> Tenso
     index = (ends[..., None] - 1 + torch.arange(size, device=tail.device)).flatten(1)
     index = index.clamp(max=tail.shape[1] - 1)[..., None].expand(-1, -1, tail.shape[-1])
     return tail.gather(1, index).view(len(tail), n, size, tail.shape[-1])
+
+
+def source_of(entries: Tensor, size: int) -> DenseSource:
+    """Entries of blocks ``[B, N, D]`` as keys and values at the place of their last token."""
+    keys = entries[:, None]
+    ends = torch.arange(1, entries.shape[1] + 1, device=entries.device) * size - 1
+    return DenseSource(keys, keys, ends)
 
 
 def read_range(source: KeyValueSource, start: int, stop: int) -> tuple[Tensor, Tensor]:
