@@ -19,7 +19,10 @@ from polyhead.config import (
     BlockIndexerConfig,
     BlockMeansConfig,
     FeedForwardConfig,
+    GatedAttentionConfig,
+    GatedSelectiveAttentionConfig,
     LayerConfig,
+    MeanIndexerConfig,
     QKNormConfig,
     RopeConfig,
     SelectiveAttentionConfig,
@@ -28,6 +31,7 @@ from polyhead.config import (
 )
 from polyhead.errors import ConfigError, InputError, UnsupportedError
 from polyhead.layers import MultiHeadAttention, SelectiveAttention
+from polyhead.layers.registry import build_attention
 from polyhead.models import Transformer
 from polyhead.parallel.classes import check_classes
 from polyhead.planning.flops import attention_flops
@@ -80,10 +84,24 @@ def by_index(
     return [own, *best(products.view(own, 4).amax(1), 2)] if own else [0]
 
 
+def by_mean_index(
+    mine: SelectiveAttention, x: Tensor, q: Tensor, k: Tensor, b: int, h: int, t: int
+) -> Blocks:
+    """Whole blocks alone, and the one that has begun, of which there may be no token yet."""
+    chooses, whole = mine.selector, (t + 1) // 4
+    queries = chooses.q_norm(chooses.q_proj(x[b]).view(-1, 16, 10))[t]
+    keys = chooses.k_norm(chooses.k_proj(x[b, : whole * 4]).view(whole, 4, 10).mean(dim=1))
+    turned = mine.rope.apply(keys[None, None, :, :8], torch.arange(whole) * 4)[0, 0]
+    asking = mine.rope.apply(queries[None, :, None, :8], torch.tensor([t]))[0, :, 0]
+    products = turned @ asking.T + keys[:, 8:] @ queries[:, 8:].T
+    return [whole, *best(products.relu().sum(dim=1), 3)] if whole else [0]
+
+
 Formula = Callable[[SelectiveAttention, Tensor, Tensor, Tensor, int, int, int], Blocks]
 KINDS: dict[str, tuple[SelectorConfig, Formula]] = {
     "MoBA": (BlockMeansConfig(4, 3), by_means),
     "MSA": (BlockIndexerConfig(4, 3, num_heads=2, head_dim=10), by_index),
+    "QSA": (MeanIndexerConfig(4, 3, num_heads=16, head_dim=10), by_mean_index),
     "Quest": (BlockBoundsConfig(4, 3, max_queries=99), by_bounds),
     "Quest by head": (BlockBoundsConfig(4, 3, shared=False, max_queries=99), by_bounds),
 }
@@ -162,7 +180,7 @@ CACHES: dict[str, tuple[Layout, Quantized | None]] = {
 def test_every_cache_equals_one_pass_forked_rolled_back_and_reordered(name, cache):
     layout, quantized = CACHES[cache]
     mine, x = layer(name, torch.float32), tokens(3, 31, dtype=torch.float32)
-    held = LayerCache(mine.config.memories, layout, quantized=quantized)
+    held = LayerCache(mine.config.memories, layout, quantized=quantized, spare=7)
     loose = {} if quantized is None else {"atol": 0.05, "rtol": 0.1}
     close = {"atol": 1e-5, "rtol": 1e-4} | loose
     parts = [mine(part, mask=CAUSAL, cache=held) for part in x.split([9, 1, 5, 1, 15], dim=1)]
@@ -232,8 +250,36 @@ def test_a_probe_sees_zero_where_a_block_was_not_chosen(name):
     with ph.probe(mine) as seen:
         mine(x, mask=CAUSAL)
     read = (seen[0].weights() > 0).sum(dim=-1)
-    assert torch.equal(read, (torch.arange(30) % 4 + 1 + 8).minimum(torch.arange(1, 31))
-                       .expand_as(read))  # fmt: skip
+    own = torch.arange(30) % 4 + 1 if name != "QSA" else torch.arange(1, 31) % 4 + 4
+    assert torch.equal(read, (own + 8).minimum(torch.arange(1, 31)).expand_as(read))
+
+
+@torch.no_grad()
+def test_blocks_are_rotated_at_the_positions_of_their_first_tokens():
+    mine, x, positions = layer("QSA"), tokens(2, 30), torch.arange(30) + 1000
+    wanted = mine(x, mask=CAUSAL)  # rotations are relative
+    close = {"atol": 1e-5, "rtol": 1e-4}  # of angles of other positions
+    torch.testing.assert_close(mine(x, mask=CAUSAL, positions=positions), wanted, **close)
+    cache = LayerCache(mine.config.memories)
+    parts = [
+        mine(part, mask=CAUSAL, positions=at, cache=cache)
+        for part, at in zip(x.split([11, 1, 18], dim=1), positions.split([11, 1, 18]), strict=True)
+    ]
+    torch.testing.assert_close(torch.cat(parts, dim=1), wanted, **close)
+
+
+def test_chosen_heads_may_be_gated():
+    config = GatedSelectiveAttentionConfig(H, G, D, rope=RopeConfig(), selector=KINDS["QSA"][0])
+    assert config.layout == "QSA gated GQA-2"
+    torch.manual_seed(0)
+    mine, x = build_attention(E, config).double(), tokens(2, 15)
+    dense = build_attention(E, GatedAttentionConfig(H, G, D, rope=RopeConfig())).double()
+    dense.load_state_dict(mine.state_dict(), strict=False)
+    torch.testing.assert_close(mine(x, mask=CAUSAL), dense(x, mask=CAUSAL))
+    x = tokens(2, 16)
+    assert not torch.allclose(mine(x, mask=CAUSAL)[:, -1], dense(x, mask=CAUSAL)[:, -1])
+    groups = sum(group.count for group in config.parameter_groups(E))
+    assert groups == sum(each.numel() for each in mine.parameters())
 
 
 def test_a_plan_counts_the_chosen_keys_and_a_score_for_each_block():
@@ -283,6 +329,10 @@ def test_what_does_not_go_is_refused_by_name():
     ):
         with pytest.raises(ConfigError, match=words):
             heads(BlockIndexerConfig(4, 3, **wrong))
+    with pytest.raises(ConfigError, match="head_dim must be at least 8, the features that are"):
+        heads(MeanIndexerConfig(4, 3, head_dim=6))
+    with pytest.raises(ConfigError, match="size must be a whole number"):
+        MeanIndexerConfig(1, 3)
     with pytest.raises(ConfigError, match="max_queries must be a whole number"):
         BlockBoundsConfig(max_queries=0)
     with pytest.raises(ConfigError, match=r"causal and see nothing ahead.*window_ahead=2"):

@@ -24,6 +24,10 @@ from polyhead.config import (
     ConvolutionalAttentionConfig,
     CyclesConfig,
     DepthAveragedMixtureConfig,
+    EngramConfig,
+    GatedSelectiveAttentionConfig,
+    LowRankConnectionsConfig,
+    MeanIndexerConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
     QueryTemperatureConfig,
@@ -339,6 +343,30 @@ LAYERS = {
     ),
     "mixed connections": Case(
         LayerConfig(heads(), NARROW, streams=MixedConnectionsConfig()), share=0.4
+    ),
+    "low-rank connections": Case(
+        LayerConfig(heads(), NARROW, streams=LowRankConnectionsConfig(rank=32)), share=0.4
+    ),
+    "an engram": Case(
+        LayerConfig(
+            EngramConfig(
+                streams=4, width=256, vocab_size=500, end_token_id=0, dim=64, table_rows=50
+            ),
+            None,
+            streams=LowRankConnectionsConfig(rank=32),
+        ),
+        share=0.4,
+    ),
+    "chosen blocks of a mean, gated": Case(
+        LayerConfig(
+            GatedSelectiveAttentionConfig(
+                16, 2, 64, rope=RopeConfig(), selector=MeanIndexerConfig(4, 32, 16, 64)
+            ),
+            NARROW,
+        ),
+        share=0.6,
+        tokens=LONG,
+        tiles=TILES,
     ),
     "chosen latents, gated": Case(
         LayerConfig(replace(SPARSE, gated=True, sinks=True), NARROW),

@@ -20,7 +20,7 @@ from torch import Tensor
 from polyhead._utils.checks import check_int
 from polyhead.caches.memory import Rows, empty
 from polyhead.caches.sizes import Field, Store
-from polyhead.config import Memory, Pooled, State, Tail
+from polyhead.config import Memory, Pooled, State, Tail, TokenIds
 
 
 def dtype_of(memory: Memory, dtype: torch.dtype) -> torch.dtype:
@@ -58,9 +58,8 @@ def memory_bytes(
 
 def read_bytes(memory: Memory, tokens: int, dtype: torch.dtype) -> int:
     """Bytes of one row that a decode step reads: no spare ones."""
-    fixed = memory.row_elements() // 2 if memory.dtype_name else memory.row_elements()
     grown = tokens // memory.unit_tokens * memory.unit_elements
-    return (fixed + grown) * dtype_of(memory, dtype).itemsize
+    return (memory.read_elements + grown) * dtype_of(memory, dtype).itemsize
 
 
 class Part(ABC):
@@ -206,7 +205,8 @@ class TailPart(Part):
         self.firsts: list[int] = []
 
     def start(self, batch: int, like: Tensor) -> None:
-        self.tensor = _zeros((batch, self.keep, self.memory.width), like.dtype, like.device)
+        shape = (batch, self.keep, self.memory.width)
+        self.tensor = _zeros(shape, dtype_of(self.memory, like.dtype), like.device)
         self.firsts = [0] * batch
 
     def push(self, x: Tensor, counts: list[int], before: list[int]) -> Tensor:
@@ -378,7 +378,12 @@ def part_of(memory: Memory, spare: int) -> Part:
     return part
 
 
-_PARTS: dict[type[Memory], Any] = {State: StatePart, Tail: TailPart, Pooled: PooledPart}
+_PARTS: dict[type[Memory], Any] = {
+    State: StatePart,
+    Tail: TailPart,
+    TokenIds: TailPart,
+    Pooled: PooledPart,
+}
 
 
 def _check(name: str, tensor: Tensor, shape: Sequence[int]) -> None:

@@ -36,6 +36,7 @@ from polyhead.config.embedding import (
     SinusoidConfig,
     TokenDropoutConfig,
 )
+from polyhead.config.engram import EngramConfig
 from polyhead.config.exclusive_attention import ExclusiveAttentionConfig
 from polyhead.config.expert_heads import ExpertHeadsAttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
@@ -43,6 +44,7 @@ from polyhead.config.funnel import FunnelAttentionConfig, FunnelConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
 from polyhead.config.gated_latent import GatedLatentAttentionConfig
+from polyhead.config.gated_selective import GatedSelectiveAttentionConfig
 from polyhead.config.global_blocks import GlobalBlocksAttentionConfig
 from polyhead.config.global_prefix import GlobalPrefixAttentionConfig
 from polyhead.config.global_window import GlobalWindowAttentionConfig
@@ -57,9 +59,19 @@ from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Network
 from polyhead.config.lightning_attention import LightningAttentionConfig
 from polyhead.config.lsh import LshAttentionConfig
+from polyhead.config.low_rank_connections import LowRankConnectionsConfig
 from polyhead.config.mamba import MambaConfig
 from polyhead.config.mamba2 import Mamba2Config
-from polyhead.config.memories import Memory, OfLayer, PerToken, Pooled, Recent, State, Tail
+from polyhead.config.memories import (
+    Memory,
+    OfLayer,
+    PerToken,
+    Pooled,
+    Recent,
+    State,
+    Tail,
+    TokenIds,
+)
 from polyhead.config.mixture import MixtureConfig
 from polyhead.config.native_sparse import NativeSparseAttentionConfig
 from polyhead.config.norm import NormConfig
@@ -76,6 +88,7 @@ from polyhead.config.selectors import (
     BlockBoundsConfig,
     BlockIndexerConfig,
     BlockMeansConfig,
+    MeanIndexerConfig,
     SelectorConfig,
 )
 from polyhead.config.shared_block import SharedBlockConfig
@@ -117,6 +130,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",
+    "EngramConfig",
     "ExclusiveAttentionConfig",
     "ExpertHeadsAttentionConfig",
     "FeedForwardConfig",
@@ -127,6 +141,7 @@ __all__ = [
     "GatedAttentionConfig",
     "GatedDeltaNetConfig",
     "GatedLatentAttentionConfig",
+    "GatedSelectiveAttentionConfig",
     "GlobalBlocksAttentionConfig",
     "GlobalPrefixAttentionConfig",
     "GlobalWindowAttentionConfig",
@@ -144,8 +159,10 @@ __all__ = [
     "LayerConfig",
     "LightningAttentionConfig",
     "LshAttentionConfig",
+    "LowRankConnectionsConfig",
     "Mamba2Config",
     "MambaConfig",
+    "MeanIndexerConfig",
     "Memory",
     "MixedConnectionsConfig",
     "MixtureConfig",
@@ -184,6 +201,7 @@ __all__ = [
     "Tail",
     "TaskHeadConfig",
     "TokenDropoutConfig",
+    "TokenIds",
     "TokenMixtureConfig",
     "TransformerConfig",
     "WeighedSharedConfig",

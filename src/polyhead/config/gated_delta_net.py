@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from polyhead.config.attention import greatest_divisor
-from polyhead.config.data import check_positive, check_whole
+from polyhead.config.data import check_choice, check_positive, check_whole
 from polyhead.config.layout import CallCost, HeadLayout, shared
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.parameter_groups import ParameterGroup
@@ -25,6 +26,7 @@ class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
         norm_eps: Of the RMSNorm over a head's output.
         allow_neg_eigval: Whether β reaches from 0 to 2, not 1: a state may then change its sign
             along a key (Grazzi et al. 2024, arXiv 2411.12537).
+        gate: The function of the gates of heads' outputs.
 
     Raises:
         ConfigError: Sizes that do not go together, or what a state has no use for.
@@ -36,8 +38,10 @@ class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
     conv_kernel: int = 4
     norm_eps: float = 1e-6
     allow_neg_eigval: bool = False
+    gate: Literal["silu", "sigmoid"] = field(default="silu", kw_only=True)
 
     def __post_init__(self) -> None:
+        check_choice("gate", self.gate, ("silu", "sigmoid"))
         for name in ("num_heads", "num_key_heads", "head_k_dim", "head_v_dim"):
             check_whole(name, getattr(self, name))
         check_whole("conv_kernel", self.conv_kernel, least=2)
@@ -126,6 +130,7 @@ class KimiDeltaAttentionConfig(GatedDeltaNetConfig, kind="kimi_delta"):
     gate_rank: int | None = None
     low_rank: bool = True
     decay_bound: float | None = None
+    gate: Literal["silu", "sigmoid"] = field(default="sigmoid", kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -148,6 +148,17 @@ class LayerConfig(Data):
 
     def _check_streams(self) -> None:
         """Raises where LAuReL or streams do not go with the other fields."""
+        if (count := self.attention.reads_streams) and (
+            self.streams is None
+            or self.streams.around_layer
+            or self.streams.count != count
+            or self.norm_placement != "pre"
+        ):
+            raise ConfigError(
+                f"{type(self.attention).__name__} reads all of {count} residual streams, around "
+                f"each part and without a norm behind it: got streams={self.streams}, "
+                f"norm_placement={self.norm_placement!r}"
+            )
         if self.laurel_rank is not None:
             check_whole("laurel_rank", self.laurel_rank)
             if self.norm_placement not in ("pre", "sandwich") or self.parallel is not None:
@@ -227,8 +238,11 @@ class LayerConfig(Data):
         """
         if self.norm_placement == "after" or part not in self.parts:
             return False
+        if self.streams is not None and self.streams.norms_input:
+            return False
         if part != "feed_forward":
-            return part != "attention" or self.attention_norm
+            whole = self.attention.reads_streams > 0
+            return part != "attention" or (self.attention_norm and not whole)
         assert self.feed_forward is not None  # one of the layer's parts
         return not self.feed_forward.norms_input and self.parallel != "one norm"
 
@@ -298,6 +312,11 @@ class LayerConfig(Data):
         return tuple(part for part in parts if getattr(self, part) is not None)
 
     @property
+    def mixed_parts(self) -> tuple[str, ...]:
+        """Those that read one vector of each token from residual streams."""
+        return self.parts[1:] if self.attention.reads_streams else self.parts
+
+    @property
     def takes_handed(self) -> bool:
         """Whether it hands something on to later layers of a call, or reads it."""
         attention, beside = self.attention, self.per_layer_input or self.shortcut
@@ -357,7 +376,7 @@ class LayerConfig(Data):
         if self.adapter is not None:
             yield from self.adapter.parameter_groups(embed_dim, self.norm)
         if self.streams is not None:
-            for _ in (0,) if self.streams.around_layer else self.parts:
+            for _ in (0,) if self.streams.around_layer else self.mixed_parts:
                 yield from self.streams.parameter_groups(embed_dim)
         if self.output_scale:
             yield ParameterGroup("norms", 1, 1, multiplied=False)

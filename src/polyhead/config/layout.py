@@ -116,6 +116,8 @@ class HeadLayout(OneOfSeveral, ABC):
         "disentangled": "polyhead.config.disentangled",
         "dynamic_mask": "polyhead.config.dynamic_mask",
         "distance_profiles": "polyhead.config.distance_profiles",
+        "engram": "polyhead.config.engram",
+        "gated_selective": "polyhead.config.gated_selective",
         "relative": "polyhead.config.relative_attention",
         "shared_block": "polyhead.config.shared_block",
     }
@@ -174,6 +176,11 @@ class HeadLayout(OneOfSeveral, ABC):
     def reads(self) -> Mapping[str, int]:
         """What this layer reads of earlier ones in the same call: a name, and a layer's number."""
         return {}
+
+    @property
+    def reads_streams(self) -> int:
+        """Residual streams that it reads side by side, and adds to; 0: one vector of each token."""
+        return 0
 
     @property
     def shared_weights(self) -> Mapping[str, int]:

@@ -49,6 +49,11 @@ class Memory(ABC):
         return 0
 
     @property
+    def read_elements(self) -> int:
+        """Numbers of a row, however many tokens it has, that a decoding step reads."""
+        return self.row_elements()
+
+    @property
     def dtype_name(self) -> str | None:
         """Dtype of its numbers; None: that of the layer's keys and inputs."""
         return None
@@ -176,6 +181,10 @@ class State(Memory):
         return (2 + spare) * prod(self.shape)
 
     @property
+    def read_elements(self) -> int:
+        return prod(self.shape)
+
+    @property
     def dtype_name(self) -> str | None:
         return self.dtype
 
@@ -204,6 +213,15 @@ class Tail(Memory):
     @property
     def valid(self) -> bool:
         return _sizes(self.width, self.tokens)
+
+
+@dataclass(frozen=True)
+class TokenIds(Tail):
+    """The last ids of tokens, or other whole numbers of them, in int64."""
+
+    @property
+    def dtype_name(self) -> str | None:
+        return "int64"
 
 
 @dataclass(frozen=True)

@@ -67,4 +67,5 @@ class SelectiveAttentionConfig(AttentionConfig, kind="selective"):
         # Beside q, k and v the numbers of the chosen blocks, which have 64 bits, five times while
         # they are sorted.
         blocks = min(self.selector.top_k, -(-tokens // self.selector.size))
-        return dense + 5 * (4 if half else 2) * blocks * self.selector.choices(self)
+        sorted_blocks = 5 * (4 if half else 2) * blocks * self.selector.choices(self)
+        return dense + max(sorted_blocks, self.selector.made_elements)

@@ -32,12 +32,15 @@ class StreamsConfig(OneOfSeveral, ABC):
         "altup": "polyhead.config.streams",
         "hyper_connections": "polyhead.config.hyper_connections",
         "mixed_connections": "polyhead.config.hyper_connections",
+        "low_rank_connections": "polyhead.config.low_rank_connections",
         "cycles": "polyhead.config.cycles",
         "reversible": "polyhead.config.reversible",
         "scaled_residual": "polyhead.config.scaled_residual",
     }
     around_layer: ClassVar[bool]
     """Whether a layer reads the streams once; else each of its parts does."""
+    norms_input: ClassVar[bool] = False
+    """Whether what is read of the streams is normed, so that parts have no norms before them."""
 
     count: int
 

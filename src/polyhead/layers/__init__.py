@@ -20,6 +20,7 @@ from polyhead.config import (
     DisentangledAttentionConfig,
     DynamicMaskConfig,
     DistanceProfilesAttentionConfig,
+    EngramConfig,
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     FeedForwardConfig,
@@ -27,6 +28,7 @@ from polyhead.config import (
     GatedAttentionConfig,
     GatedDeltaNetConfig,
     GatedLatentAttentionConfig,
+    GatedSelectiveAttentionConfig,
     GlobalBlocksAttentionConfig,
     GlobalPrefixAttentionConfig,
     GlobalWindowAttentionConfig,
@@ -41,6 +43,7 @@ from polyhead.config import (
     LayerConfig,
     LightningAttentionConfig,
     LshAttentionConfig,
+    LowRankConnectionsConfig,
     Mamba2Config,
     MambaConfig,
     MixedConnectionsConfig,
@@ -77,6 +80,7 @@ from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.disentangled_attention import DisentangledAttention
 from polyhead.layers.dynamic_mask_attention import DynamicMaskAttention
 from polyhead.layers.distance_profiles_attention import DistanceProfilesAttention
+from polyhead.layers.engram import Engram
 from polyhead.layers.exclusive_attention import ExclusiveAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
@@ -85,6 +89,7 @@ from polyhead.layers.funnel_attention import FunnelAttention
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
 from polyhead.layers.gated_latent_attention import GatedLatentAttention
+from polyhead.layers.gated_selective_attention import GatedSelectiveAttention
 from polyhead.layers.global_blocks_attention import GlobalBlocksAttention
 from polyhead.layers.global_prefix_attention import GlobalPrefixAttention
 from polyhead.layers.global_window_attention import GlobalWindowAttention
@@ -96,6 +101,7 @@ from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.lightning_attention import LightningAttention
 from polyhead.layers.lsh_attention import LshAttention
+from polyhead.layers.low_rank_connections import LowRankConnections
 from polyhead.layers.mamba import Mamba
 from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.native_sparse_attention import NativeSparseAttention
@@ -145,6 +151,8 @@ __all__ = [
     "DynamicMaskConfig",
     "DistanceProfilesAttention",
     "DistanceProfilesAttentionConfig",
+    "Engram",
+    "EngramConfig",
     "ExclusiveAttention",
     "ExclusiveAttentionConfig",
     "ExpertHeadsAttention",
@@ -160,6 +168,8 @@ __all__ = [
     "GatedDeltaNetConfig",
     "GatedLatentAttention",
     "GatedLatentAttentionConfig",
+    "GatedSelectiveAttention",
+    "GatedSelectiveAttentionConfig",
     "GlobalBlocksAttention",
     "GlobalBlocksAttentionConfig",
     "GlobalPrefixAttention",
@@ -189,6 +199,8 @@ __all__ = [
     "LightningIndexer",
     "LshAttention",
     "LshAttentionConfig",
+    "LowRankConnections",
+    "LowRankConnectionsConfig",
     "Mamba",
     "Mamba2",
     "Mamba2Config",

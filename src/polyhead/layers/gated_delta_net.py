@@ -149,8 +149,13 @@ class GatedDeltaNet(RecurrentLayer):
 
     def _gates(self, x: Tensor) -> Tensor:
         """``[B, T, H · V]``, in float32 or more."""
-        gates = linear(x, self.gate_proj)
-        return F.silu(gates.to(torch.promote_types(gates.dtype, torch.float32)))
+        gates = self._raw_gates(x)
+        gates = gates.to(torch.promote_types(gates.dtype, torch.float32))
+        return F.silu(gates) if self.config.gate == "silu" else torch.sigmoid(gates)
+
+    def _raw_gates(self, x: Tensor) -> Tensor:
+        """``[B, T, H · V]``, what gates are made of."""
+        return linear(x, self.gate_proj)
 
     def _projected(self, x: Tensor, heads: Tensor) -> Tensor:
         """The output of heads ``[B, H, T, V]``."""

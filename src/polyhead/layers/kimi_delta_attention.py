@@ -83,9 +83,8 @@ class KimiDeltaAttention(GatedDeltaNet):
             return bounded
         return -rate * as_heads(F.softplus(raw), len(self.A_log))
 
-    def _gates(self, x: Tensor) -> Tensor:
-        gates = self._made(x, "gate")
-        return torch.sigmoid(gates.to(torch.promote_types(gates.dtype, torch.float32)))
+    def _raw_gates(self, x: Tensor) -> Tensor:
+        return self._made(x, "gate")
 
     def _made(self, x: Tensor, name: str) -> Tensor:
         """What decays or gates are made of, ``[B, T, H · K]`` or ``[B, T, H · V]``."""

@@ -45,6 +45,16 @@ class StreamMixer(Fixed, ABC):
         raise ConfigError(f"{type(self).__name__} has no stream for a layer's own vector")
 
 
+class WholeStreams(StreamMixer):
+    """Of a part that reads all streams side by side ``[B, T, n · E]``, and adds to each."""
+
+    def read(self, streams: Tensor) -> tuple[Tensor, Tensor]:
+        return streams.flatten(2), streams
+
+    def write(self, kept: Tensor, made: Tensor) -> Tensor:
+        return kept + made.reshape(kept.shape)
+
+
 class StreamEnds(Fixed, ABC):
     """Makes streams of the embedding, and one vector of each token of the streams."""
 

@@ -46,7 +46,7 @@ from polyhead.layers.per_layer import PerLayerInput
 from polyhead.layers.positions import RoPE
 from polyhead.layers.recurrent import real_tokens
 from polyhead.layers.registry import build_attention, build_network
-from polyhead.layers.streams import StreamMixer, build_mixer
+from polyhead.layers.streams import StreamMixer, WholeStreams, build_mixer
 from polyhead.semantics import Bias, Mask
 from polyhead.semantics.argument_hints import other_names, refuse
 
@@ -192,9 +192,11 @@ class TransformerLayer(Fixed):
             self.adapter = Adapter(embed_dim, config.adapter, config.norm, config.dropout)
         self._mixes_parts = config.streams is not None and not config.streams.around_layer
         if config.streams is not None:
-            names = [f"{p}_streams" for p in config.parts] if self._mixes_parts else ["streams"]
-            for name in names:
+            apart = [f"{part}_streams" for part in config.mixed_parts]
+            for name in apart if self._mixes_parts else ["streams"]:
                 self.add_module(name, build_mixer(embed_dim, config.streams))
+            if config.attention.reads_streams:
+                self.attention_streams = WholeStreams()
         for part in config.parts if config.out_convolution is not None else ():
             made = CausalConvolution(embed_dim, config.out_convolution or 0, f"{part}_out")
             self.add_module(f"{part}_convolution", made)

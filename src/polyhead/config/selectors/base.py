@@ -15,6 +15,7 @@ from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import OneOfSeveral, check_whole
 from polyhead.config.memories import Memory
 from polyhead.config.parameter_groups import ParameterGroup
+from polyhead.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class SelectorConfig(OneOfSeveral, ABC):
         "block_means": "polyhead.config.selectors.block_means",
         "block_bounds": "polyhead.config.selectors.block_bounds",
         "block_indexer": "polyhead.config.selectors.block_indexer",
+        "mean_indexer": "polyhead.config.selectors.mean_indexer",
     }
 
     size: int
@@ -68,5 +70,19 @@ class SelectorConfig(OneOfSeveral, ABC):
     def choices(self, heads: AttentionConfig) -> int:
         """Lists of blocks that a token makes: one for each head, or fewer."""
 
+    @property
+    def made_elements(self) -> int:
+        """Elements per token that it makes of the layer's input at a time, at most."""
+        return 0
+
     def check(self, heads: AttentionConfig) -> None:
         """Raises ConfigError where it cannot choose for these heads."""
+
+
+def check_rotated(head_dim: int, heads: AttentionConfig) -> None:
+    """Raises ConfigError where an indexer's heads have fewer features than these heads rotate."""
+    if heads.rope is not None and head_dim < (heads.rope.dim or heads.head_dim):
+        raise ConfigError(
+            f"the indexer's head_dim must be at least {heads.rope.dim or heads.head_dim}, the "
+            f"features that are rotated: got {head_dim}"
+        )

@@ -10,7 +10,7 @@ from polyhead.config.data import check_whole
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
-from polyhead.config.selectors.base import SelectorConfig
+from polyhead.config.selectors.base import SelectorConfig, check_rotated
 from polyhead.errors import ConfigError
 
 
@@ -71,8 +71,4 @@ class BlockIndexerConfig(SelectorConfig, kind="block_indexer"):
                 f"the indexer's num_heads must divide num_heads={heads.num_heads}: got "
                 f"{self.num_heads}"
             )
-        if heads.rope is not None and self.head_dim < (heads.rope.dim or heads.head_dim):
-            raise ConfigError(
-                f"the indexer's head_dim must be at least {heads.rope.dim or heads.head_dim}, the "
-                f"features that are rotated: got {self.head_dim}"
-            )
+        check_rotated(self.head_dim, heads)

@@ -4,6 +4,7 @@ from polyhead.layers.selectors.base import BlockSelector, Choice, build_selector
 from polyhead.layers.selectors.block_bounds import BlockBounds, bounds
 from polyhead.layers.selectors.block_indexer import BlockIndexer
 from polyhead.layers.selectors.block_means import BlockMeans
+from polyhead.layers.selectors.mean_indexer import MeanIndexer
 
 __all__ = [
     "BlockBounds",
@@ -11,6 +12,7 @@ __all__ = [
     "BlockMeans",
     "BlockSelector",
     "Choice",
+    "MeanIndexer",
     "bounds",
     "build_selector",
 ]

@@ -70,6 +70,14 @@ class BlockSelector(nn.Module):
     def forward(self, call: Choice) -> Chosen | None:
         """The keys that queries choose; None: all. Memories of the step are written."""
 
+    def _rotated(self, x: Tensor, positions: int | Tensor, rope: RoPE | None) -> Tensor:
+        """``[B, T, heads, D]`` of an indexer, as many features rotated as of the layer's heads."""
+        if rope is None:
+            return x
+        dim = rope.config.dim or self.heads.head_dim
+        turned = rope.apply(x[..., :dim], positions, head_axis=2)
+        return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), dim=-1)
+
 
 class PooledSelector(BlockSelector):
     """A selector that remembers one entry for each whole block, made of its keys.

@@ -42,7 +42,8 @@ class BlockIndexer(BlockSelector):
     @torch.no_grad()
     def forward(self, call: Choice) -> Chosen | None:
         config, places, J = self.config, call.places, self.config.num_heads
-        k = self._placed(self.k_norm(linear(call.x, self.k_proj)[:, :, None]), call)
+        k = self.k_norm(linear(call.x, self.k_proj)[:, :, None])
+        k = self._rotated(k, call.positions, call.rope).transpose(1, 2)
         if call.step is None:
             source: KeyValueSource = DenseSource(k, k)
         else:
@@ -50,7 +51,7 @@ class BlockIndexer(BlockSelector):
         if max(places.after) <= config.most_keys:
             return None
         q = linear(call.x, self.q_proj).view(*call.x.shape[:2], J, config.head_dim)
-        q = self._placed(self.q_norm(q), call)
+        q = self._rotated(self.q_norm(q), call.positions, call.rope).transpose(1, 2)
         precise = torch.promote_types(q.dtype, torch.float32)
         keys = source.gather()[0][:, 0]
         if places.keys is not None:
@@ -69,14 +70,6 @@ class BlockIndexer(BlockSelector):
             scores, places, config.top_k, size, J, last=config.last_blocks, per_query=J * S
         )
         return places.seen(blocks, size, self.heads.num_heads // J)
-
-    def _placed(self, x: Tensor, call: Choice) -> Tensor:
-        """``[B, T, heads, D]`` as ``[B, heads, T, D]``, rotated as the layer's own heads."""
-        if call.rope is not None:
-            dim = call.rope.config.dim or self.heads.head_dim
-            turned = call.rope.apply(x[..., :dim], call.positions, head_axis=2)
-            x = turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), dim=-1)
-        return x.transpose(1, 2)
 
 
 register_selector(BlockIndexerConfig, BlockIndexer)
