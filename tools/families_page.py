@@ -98,6 +98,9 @@ _WORDS = {
     "differential attention": "差分注意力",
     "gated attention": "门控注意力",
     "heads that choose blocks": "选择块的头",
+    "gated heads that choose blocks": "选择块的门控头",
+    "hashed runs of tokens": "词元串的哈希",
+    "last ids": "最近的词元编号",
     "native sparse attention": "原生稀疏注意力",
     "window and compressed blocks": "窗口与压缩块",
     "sub-norm attention": "内归一化注意力",
@@ -165,6 +168,8 @@ NAMES = {
     "funnel": "heads over pairs of tokens",
     "gated": "gated attention",
     "selective": "heads that choose blocks",
+    "gated_selective": "gated heads that choose blocks",
+    "engram": "hashed runs of tokens",
     "native_sparse": "native sparse attention",
     "compressed": "window and compressed blocks",
     "sub_norm": "sub-norm attention",
@@ -204,6 +209,7 @@ MEMORIES = {
     "OfLayer": "keys of an earlier layer",
     "State": "state",
     "Tail": "last inputs",
+    "TokenIds": "last ids",
     "Pooled": "pooled keys",
 }
 """Of classes of memories."""

@@ -219,6 +219,7 @@ CASES: Mapping[str, Multimodal] = {
     "qwen2_vl": Multimodal(_VL, (_TIED, {"num_key_value_heads": 4})),
     "qwen3_5": Multimodal(options=(_TIED,)),
     "qwen3_5_moe": Multimodal(options=(_TIED,)),
+    "qwen4_exp": Multimodal({"vocab_size": 61}, (_TIED, {"ple_layer_ids": None})),
     "qwen3_asr": Multimodal(options=(_UNTIED,)),
     "qwen3_omni_moe_thinker": Multimodal(
         {**_SPARSE, **_VL}, (_TIED, {"norm_topk_prob": False, "mlp_only_layers": [0]})

@@ -44,8 +44,10 @@ from polyhead.families.qwen_moe import (
     write_experts,
 )
 
+MIXTURE = (*EXPERTS, *STACKED_EXPERTS, *SHARED)
+"""Names of experts and of the shared one."""
 _EVERY = 4
-_DEFAULTS: Mapping[str, Any] = {
+DEFAULTS: Mapping[str, Any] = {
     "num_attention_heads": 16,
     "num_key_value_heads": 2,
     "hidden_act": "silu",
@@ -70,7 +72,7 @@ _EXPERTS: Mapping[str, Any] = {
     "shared_expert_intermediate_size": 512,
 }
 # Published files name the dtype of states too, which here are float32 or that of weights if more.
-_UNUSED = frozenset(("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
+UNUSED = frozenset(("mamba_ssm_dtype", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))
 
 
 @dataclass(frozen=True)
@@ -135,13 +137,26 @@ class QueryAndGate(Pieces):
         return torch.stack(parts, dim=1).flatten(0, 2)
 
 
-def read(keys: Keys, *, dense: bool, sparse: bool) -> TransformerConfig:
+def read(
+    keys: Keys,
+    *,
+    dense: bool,
+    sparse: bool,
+    rotated: float = 0.25,
+    kinds: Sequence[str] = (LINEAR, FULL),
+    kind: type[GatedAttentionConfig] = GatedAttentionConfig,
+    **heads: Any,
+) -> TransformerConfig:
     """The configuration that the keys mean.
 
     Args:
         keys: Keys of config.json.
         dense: Whether layers may have a dense network.
         sparse: Whether layers may have a mixture of experts.
+        rotated: Part of a head that is rotated where the file does not say.
+        kinds: What ``layer_types`` may hold; all but the first are gated attention.
+        kind: Of gated attention.
+        **heads: Further fields of it.
     """
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"), weight_offset=1.0)
     keys.expect("hidden_act", "silu", "swish")  # it follows the convolution too
@@ -149,9 +164,9 @@ def read(keys: Keys, *, dense: bool, sparse: bool) -> TransformerConfig:
     network = (
         read_network(keys) if dense else FeedForwardConfig(keys.whole("moe_intermediate_size"))
     )
-    plain = Plain(keys, norm=norm, network=network, partial_rotary_factor=0.25, sections=True)
+    plain = Plain(keys, norm=norm, network=network, partial_rotary_factor=rotated, sections=True)
     sizes = plain.sizes
-    full = plain.attention(kind=GatedAttentionConfig, qk_norm=QKNormConfig(norm))
+    full = plain.attention(kind=kind, qk_norm=QKNormConfig(norm), **heads)
     state = GatedDeltaNetConfig(
         keys.size("linear_num_value_heads"),
         keys.size("linear_num_key_heads"),
@@ -167,17 +182,17 @@ def read(keys: Keys, *, dense: bool, sparse: bool) -> TransformerConfig:
         chosen = sparse_layers(keys, sizes.num_layers) if dense else range(sizes.num_layers)
         networks = [mixture if i in chosen else network for i in range(sizes.num_layers)]
     every = keys.size("full_attention_interval", _EVERY)
-    default = _types({"num_hidden_layers": sizes.num_layers, "full_attention_interval": every})
-    kinds = read_layer_types(keys, sizes.num_layers, default, (LINEAR, FULL))
+    default = layer_types({"num_hidden_layers": sizes.num_layers, "full_attention_interval": every})
+    found = read_layer_types(keys, sizes.num_layers, default, kinds)
     return plain.decoder(
         [
-            plain.layer(full if kind == FULL else state, each)
-            for kind, each in zip(kinds, networks, strict=True)
+            plain.layer(state if each == LINEAR else full, network)
+            for each, network in zip(found, networks, strict=True)
         ]
     )
 
 
-def _types(values: Mapping[str, Any]) -> list[str]:
+def layer_types(values: Mapping[str, Any]) -> list[str]:
     """What each layer is, from config.json's object."""
     every = values.get("full_attention_interval") or _EVERY
     default = [FULL if (i + 1) % every == 0 else LINEAR for i in range(values["num_hidden_layers"])]
@@ -192,7 +207,7 @@ def write(config: TransformerConfig, *, mixed: bool = True) -> dict[str, Any]:
         mixed: Whether the family has the keys that say which layers are dense.
     """
     found = [layer.attention for layer in config.layers]
-    full: Any = next((each for each in found if type(each) is GatedAttentionConfig), None)
+    full: Any = next((each for each in found if isinstance(each, GatedAttentionConfig)), None)
     state: Any = next((each for each in found if type(each) is GatedDeltaNetConfig), None)
     if full is None or state is None:
         raise ConfigError("this family needs layers of gated attention and of gated DeltaNet")
@@ -206,7 +221,7 @@ def write(config: TransformerConfig, *, mixed: bool = True) -> dict[str, Any]:
         "linear_key_head_dim": state.head_k_dim,
         "linear_value_head_dim": state.head_v_dim,
         "linear_conv_kernel_dim": state.conv_kernel,
-        "layer_types": [FULL if each == full else LINEAR for each in found],
+        "layer_types": [LINEAR if each == state else FULL for each in found],
     }
     if mixture is not None:
         values |= write_experts(mixture, dense)
@@ -224,33 +239,45 @@ def tensors(values: Mapping[str, Any], *, joined: bool) -> Tensors:
         values: config.json's object.
         joined: Whether the projections of a DeltaNet layer are joined by key head.
     """
-    rules: list[Rule] = []
-    for i, kind in enumerate(_types(values)):
-        theirs, ours = f"layers.{i}.self_attn.", f"layers.{i}.attention."
-        if kind == FULL:
-            same = ("k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
-            rules += under(theirs, ours, {name: name for name in same})
-            rules.append(Rule(theirs + "q_proj", _under(ours, "q gate"), QueryAndGate()))
-            continue
-        theirs = f"layers.{i}.linear_attn."
-        # The convolution has one channel per row, and a dimension of size 1.
-        rules.append(Rule(theirs + "conv1d.weight", ours + "conv_weight", Shaped((1,))))
-        names = {"A_log": "A_log", "dt_bias": "dt_bias", "norm": "norm", "out_proj": "o_proj"}
-        rules += under(theirs, ours, names)
-        step: Step = PerKeyHead(keys=2, values=2) if joined else QKVOfStates()
-        if joined:
-            rules.append(Rule(theirs + "in_proj_qkvz", _under(ours, "q k v gate"), step))
-            numbers = PerKeyHead(numbers=2)
-            rules.append(Rule(theirs + "in_proj_ba", _under(ours, "beta decay"), numbers))
-        else:
-            rules.append(Rule(theirs + "in_proj_qkv", _under(ours, "q k v"), step))
-            apart = {"z": "gate", "b": "beta", "a": "decay"}
-            names = {f"in_proj_{left}": f"{right}_proj" for left, right in apart.items()}
-            rules += under(theirs, ours, names)
-    return Tensors(
-        (*AROUND_LAYERS, *NORMS, *rules, *NETWORK, *EXPERTS, *STACKED_EXPERTS, *SHARED),
-        dropped=FREQUENCIES | {r"mtp\..+": DRAFTS} | drafting(values, "mtp_num_hidden_layers"),
-    )
+    rules = [
+        rule.at(i)
+        for i, kind in enumerate(layer_types(values))
+        for rule in attention_rules(kind, joined=joined)
+    ]
+    return Tensors((*AROUND_LAYERS, *NORMS, *rules, *NETWORK, *MIXTURE), dropped=dropped(values))
+
+
+def dropped(values: Mapping[str, Any]) -> dict[str, str]:
+    """Tensors that no output depends on, and why."""
+    return FREQUENCIES | {r"mtp\..+": DRAFTS} | drafting(values, "mtp_num_hidden_layers")
+
+
+def attention_rules(kind: str, *, joined: bool) -> list[Rule]:
+    """Rules of a layer's attention or states.
+
+    Args:
+        kind: What the layer is.
+        joined: As in ``tensors``.
+    """
+    theirs, ours = "layers.{i}.self_attn.", "layers.{i}.attention."
+    if kind != LINEAR:
+        same = ("k_proj", "v_proj", "o_proj", "q_norm", "k_norm")
+        heads = Rule(theirs + "q_proj", _under(ours, "q gate"), QueryAndGate())
+        return [*under(theirs, ours, {name: name for name in same}), heads]
+    theirs = "layers.{i}.linear_attn."
+    # The convolution has one channel per row, and a dimension of size 1.
+    rules = [Rule(theirs + "conv1d.weight", ours + "conv_weight", Shaped((1,)))]
+    names = {"A_log": "A_log", "dt_bias": "dt_bias", "norm": "norm", "out_proj": "o_proj"}
+    rules += under(theirs, ours, names)
+    step: Step = PerKeyHead(keys=2, values=2) if joined else QKVOfStates()
+    if joined:
+        rules.append(Rule(theirs + "in_proj_qkvz", _under(ours, "q k v gate"), step))
+        numbers = PerKeyHead(numbers=2)
+        return [*rules, Rule(theirs + "in_proj_ba", _under(ours, "beta decay"), numbers)]
+    rules.append(Rule(theirs + "in_proj_qkv", _under(ours, "q k v"), step))
+    apart = {"z": "gate", "b": "beta", "a": "decay"}
+    names = {f"in_proj_{left}": f"{right}_proj" for left, right in apart.items()}
+    return [*rules, *under(theirs, ours, names)]
 
 
 def _under(ours: str, names: str) -> list[str]:
@@ -264,7 +291,7 @@ FAMILIES = (
         partial(read, dense=True, sparse=True),
         partial(tensors, joined=True),
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             **_EXPERTS,
             "intermediate_size": 5632,
             "num_experts": 512,
@@ -282,9 +309,9 @@ FAMILIES = (
         "Qwen3_5",
         partial(read, dense=True, sparse=False),
         partial(tensors, joined=False),
-        defaults={**_DEFAULTS, "num_key_value_heads": 4, "intermediate_size": 12_288},
+        defaults={**DEFAULTS, "num_key_value_heads": 4, "intermediate_size": 12_288},
         write=write,
-        harmless=_UNUSED,
+        harmless=UNUSED,
         gguf=THREE_FIVE,
     ),
     Family(
@@ -293,13 +320,13 @@ FAMILIES = (
         partial(read, dense=False, sparse=True),
         partial(tensors, joined=False),
         defaults={
-            **_DEFAULTS,
+            **DEFAULTS,
             **_EXPERTS,
             "num_experts": 256,
             "num_experts_per_tok": 8,
         },
         write=partial(write, mixed=False),
-        harmless=HARMLESS | _UNUSED,
+        harmless=HARMLESS | UNUSED,
         gguf=THREE_FIVE_MOE,
     ),
 )

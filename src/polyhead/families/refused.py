@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _RECURRENT = "its layers are linear recurrences, not attention"
-_STREAMS = "its residual streams are read by weights of low rank, and it hashes runs of tokens"
 _DRAFTS = "it drafts tokens from another model's keys, values and hidden states"
 _CODES = "it reads and writes several codes of sound at a time"
 _SPEECH = "it is several models in one: of text, of speech, and of sound made from units"
@@ -28,6 +27,8 @@ REFUSED: Mapping[str, str] = {
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
     "qwen4_exp": _STREAMS,
     "qwen4_exp_text": _STREAMS,
+    "inkling_text": "its keys, values and what attention and networks give are convolved, and its "
+    "shared experts weighed beside routed ones",
     "inkling2_text": "some convolutions have weights that depend on the text, and its layers "
     "choose among sums of earlier ones",
     "gemma4_assistant": _DRAFTS,

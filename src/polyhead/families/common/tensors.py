@@ -61,10 +61,17 @@ class Rule:
         """The same under another name of the file, with other steps."""
         return Rule(theirs, self.ours, *steps)
 
-    def at(self, number: str) -> Rule:
-        """The same of one layer."""
-        ours = [name.replace("{i}", number) for name in self.ours]
-        return Rule(self.theirs.replace("{i}", number), ours, *self.steps)
+    def at(self, number: int | str, place: int | None = None) -> Rule:
+        """The same of one layer.
+
+        Args:
+            number: The file's.
+            place: polyhead's, where that is another.
+        """
+        own = str(number if place is None else place)
+        ours = [name.replace("{i}", own) for name in self.ours]
+        theirs = self.theirs.replace("{i}", str(number))
+        return Rule(theirs, ours, *self.steps, parts=self.parts, cut=self.cut)
 
     def cuts(self, numbers: Mapping[str, str]) -> bool:
         """Whether one tensor of the file becomes one for each expert."""
@@ -104,7 +111,8 @@ class Tensors:
         dropped: Patterns (full match, without the prefix) of tensors that no output depends on, and
             why.
         constants: Numbers that transformers wants to find in the file, of every layer where the
-            name has ``{i}``; lists of them are float32.
+            name has ``{i}``; lists of them are float32. Tensors follow from the configuration, and
+            those that a file has must be equal.
     """
 
     rules: tuple[Rule, ...]
@@ -112,7 +120,7 @@ class Tensors:
     outside: tuple[Rule, ...] = (Rule("lm_head", "head"),)
     leaves: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
+    constants: Mapping[str, float | Sequence[float] | Tensor] = field(default_factory=dict)
 
     def to_ours(
         self, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object
@@ -123,7 +131,7 @@ class Tensors:
         when the state is checked.
 
         Raises:
-            CheckpointError: Two copies of one tensor differ.
+            CheckpointError: Two copies of one tensor differ, or one from what must be there.
         """
         state: dict[str, Tensor] = {}
         names: dict[str, str] = {}
@@ -131,6 +139,12 @@ class Tensors:
         joined: dict[str, int] = {}
         for name, tensor in tensors.items():
             if self.is_dropped(name):
+                known = self.constants.get(name.removeprefix(self.prefix))
+                if isinstance(known, Tensor) and not torch.equal(tensor.cpu(), known):
+                    raise CheckpointError(
+                        f"{where}: tensor {shortened(name)} must be what follows from the "
+                        "configuration, but it differs"
+                    )
                 continue
             found = self._find(name.removeprefix(self.prefix), self._by_theirs)
             if found is None:
@@ -201,11 +215,11 @@ class Tensors:
             written[theirs] = backward(rule.steps, [state[each] for each in names], at)
         kind = next(iter(state.values())).dtype
         for name, value in self.constants.items():
-            dtype = torch.float32 if isinstance(value, Sequence) else kind
+            if not isinstance(value, Tensor):
+                dtype = torch.float32 if isinstance(value, Sequence) else kind
+                value = torch.tensor(value, dtype=dtype, device="cpu")
             for i in range(len(config.layers)):
-                written[self.prefix + name.format(i=i)] = torch.tensor(
-                    value, dtype=dtype, device="cpu"
-                )
+                written[self.prefix + name.format(i=i)] = value.clone()
         return written
 
     def is_dropped(self, name: str) -> bool:

@@ -234,6 +234,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "qwen3_5": Wrapper("qwen3_5_text", _VISUAL),
     "qwen3_5_moe": Wrapper("qwen3_5_moe_text", _VISUAL),
     "qwen3_asr": Wrapper("qwen3", _AUDIO, tied=True),
+    "qwen4_exp": Wrapper("qwen4_exp_text", _VISUAL),
     "qwen3_omni_moe": Wrapper(
         "qwen3_omni_moe_text", _OMNI, keys=("thinker_config", "text_config"), outer="thinker"
     ),
