@@ -120,7 +120,7 @@ def choices(repeats: int) -> list[dict[str, object]]:
 
             def torchs() -> Tensor:
                 with patch.object(native, "code_for", return_value=None):
-                    return ours()  # noqa: B023
+                    return ours()
 
             found, wanted = ours().flatten(0, 2), torchs().flatten(0, 2)
             apart = [len({*a} ^ {*b}) for a, b in zip(found.tolist(), wanted.tolist(), strict=True)]

@@ -327,6 +327,8 @@ def test_mistral_4_without_rotary_settings_has_those_of_transformers() -> None:
     part = {**stated["rope_parameters"], "partial_rotary_factor": 0.25}
     with pytest.raises(ConfigError, match=r"partial_rotary_factor is 0.25; supported is 0.5, the"):
         read_config({**stated, "rope_parameters": part}, "config.json")
+
+
 def test_zaya1_states_a_rotary_type_beside_its_kinds() -> None:
     case = all_cases()["zaya"]
     values = json.loads(case.config(case.axes[4][1]).to_json_string()) | {"model_type": "zaya"}

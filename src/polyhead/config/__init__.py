@@ -23,8 +23,8 @@ from polyhead.config.dense_and_experts import DenseAndExpertsConfig
 from polyhead.config.depth_averaged_mixture import DepthAveragedMixtureConfig
 from polyhead.config.differential_attention import DifferentialAttentionConfig, first_lambda
 from polyhead.config.disentangled import DisentangledAttentionConfig, RelativeEmbeddingConfig
-from polyhead.config.dynamic_mask import DynamicMaskConfig
 from polyhead.config.distance_profiles import DistanceProfilesAttentionConfig
+from polyhead.config.dynamic_mask import DynamicMaskConfig
 from polyhead.config.embedding import (
     AudioConfig,
     AxialConfig,
@@ -58,8 +58,8 @@ from polyhead.config.latent import LatentAttentionConfig
 from polyhead.config.layer import LayerConfig
 from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Network
 from polyhead.config.lightning_attention import LightningAttentionConfig
-from polyhead.config.lsh import LshAttentionConfig
 from polyhead.config.low_rank_connections import LowRankConnectionsConfig
+from polyhead.config.lsh import LshAttentionConfig
 from polyhead.config.mamba import MambaConfig
 from polyhead.config.mamba2 import Mamba2Config
 from polyhead.config.memories import (
@@ -125,8 +125,8 @@ __all__ = [
     "DepthAveragedMixtureConfig",
     "DifferentialAttentionConfig",
     "DisentangledAttentionConfig",
-    "DynamicMaskConfig",
     "DistanceProfilesAttentionConfig",
+    "DynamicMaskConfig",
     "EmbeddingConfig",
     "EmbeddingProjectionConfig",
     "EncoderConfig",
@@ -158,8 +158,8 @@ __all__ = [
     "LatentAttentionConfig",
     "LayerConfig",
     "LightningAttentionConfig",
-    "LshAttentionConfig",
     "LowRankConnectionsConfig",
+    "LshAttentionConfig",
     "Mamba2Config",
     "MambaConfig",
     "MeanIndexerConfig",

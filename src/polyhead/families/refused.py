@@ -25,10 +25,6 @@ REFUSED: Mapping[str, str] = {
     "yoso": "it weighs keys by how likely hashes collide, not by softmax",
     "perceiver": "its layers are over learned latents, which attend to the text once",
     "blt": "its layers are over patches of bytes, cut where a smaller model is uncertain",
-    "qwen4_exp": _STREAMS,
-    "qwen4_exp_text": _STREAMS,
-    "inkling_text": "its keys, values and what attention and networks give are convolved, and its "
-    "shared experts weighed beside routed ones",
     "inkling2_text": "some convolutions have weights that depend on the text, and its layers "
     "choose among sums of earlier ones",
     "gemma4_assistant": _DRAFTS,

@@ -18,8 +18,8 @@ from polyhead.config import (
     DepthAveragedMixtureConfig,
     DifferentialAttentionConfig,
     DisentangledAttentionConfig,
-    DynamicMaskConfig,
     DistanceProfilesAttentionConfig,
+    DynamicMaskConfig,
     EngramConfig,
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
@@ -42,8 +42,8 @@ from polyhead.config import (
     LatentAttentionConfig,
     LayerConfig,
     LightningAttentionConfig,
-    LshAttentionConfig,
     LowRankConnectionsConfig,
+    LshAttentionConfig,
     Mamba2Config,
     MambaConfig,
     MixedConnectionsConfig,
@@ -78,8 +78,8 @@ from polyhead.layers.dense_and_experts import DenseAndExperts
 from polyhead.layers.depth_averaged_experts import DepthAveragedExperts
 from polyhead.layers.differential_attention import DifferentialAttention
 from polyhead.layers.disentangled_attention import DisentangledAttention
-from polyhead.layers.dynamic_mask_attention import DynamicMaskAttention
 from polyhead.layers.distance_profiles_attention import DistanceProfilesAttention
+from polyhead.layers.dynamic_mask_attention import DynamicMaskAttention
 from polyhead.layers.engram import Engram
 from polyhead.layers.exclusive_attention import ExclusiveAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
@@ -100,8 +100,8 @@ from polyhead.layers.identity_experts import IdentityExperts
 from polyhead.layers.kimi_delta_attention import KimiDeltaAttention
 from polyhead.layers.latent_attention import MultiHeadLatentAttention
 from polyhead.layers.lightning_attention import LightningAttention
-from polyhead.layers.lsh_attention import LshAttention
 from polyhead.layers.low_rank_connections import LowRankConnections
+from polyhead.layers.lsh_attention import LshAttention
 from polyhead.layers.mamba import Mamba
 from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.native_sparse_attention import NativeSparseAttention
@@ -147,10 +147,10 @@ __all__ = [
     "DifferentialAttentionConfig",
     "DisentangledAttention",
     "DisentangledAttentionConfig",
-    "DynamicMaskAttention",
-    "DynamicMaskConfig",
     "DistanceProfilesAttention",
     "DistanceProfilesAttentionConfig",
+    "DynamicMaskAttention",
+    "DynamicMaskConfig",
     "Engram",
     "EngramConfig",
     "ExclusiveAttention",
@@ -197,10 +197,10 @@ __all__ = [
     "LightningAttention",
     "LightningAttentionConfig",
     "LightningIndexer",
-    "LshAttention",
-    "LshAttentionConfig",
     "LowRankConnections",
     "LowRankConnectionsConfig",
+    "LshAttention",
+    "LshAttentionConfig",
     "Mamba",
     "Mamba2",
     "Mamba2Config",
