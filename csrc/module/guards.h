@@ -114,20 +114,26 @@ struct Known {
     }
 };
 
-// False: an exception is set, and nothing is known.
+// False: an exception is set, and nothing is known. Calls let other threads run, which may know something else in the
+// same place (layers of one description, in several caches): it is written at once, in the end.
 inline bool know(Known& known, PyObject* tensor, const char* name) {
-    known.forget();
-    known.view = View{};
-    if (!view_of(tensor, name, known.view)) return false;
+    View view;
+    if (!view_of(tensor, name, view)) return known.forget(), false;
     const int64_t offset = as_int64(call(torch_.storage_offset, tensor));
-    PyObject* storage = call(torch_.storage, tensor);
-    known.storage = storage ? PyWeakref_NewRef(storage, nullptr) : nullptr;
-    Py_XDECREF(storage);
-    known.weak = known.storage ? PyWeakref_NewRef(tensor, nullptr) : nullptr;
-    known.bytes = reach_of(known.view, offset) * kItemSize[known.view.kind];
-    if (known.weak && !PyErr_Occurred()) return known.tensor = tensor, true;
+    PyObject* object = call(torch_.storage, tensor);
+    PyObject* storage = object ? PyWeakref_NewRef(object, nullptr) : nullptr;
+    Py_XDECREF(object);
+    PyObject* weak = storage ? PyWeakref_NewRef(tensor, nullptr) : nullptr;
+    const bool good = weak && !PyErr_Occurred();
     known.forget();
-    return false;
+    if (good) {
+        known.view = view, known.bytes = reach_of(view, offset) * kItemSize[view.kind];
+        known.storage = storage, known.weak = weak, known.tensor = tensor;
+    } else {
+        Py_XDECREF(storage);
+        Py_XDECREF(weak);
+    }
+    return good;
 }
 
 struct Guard {
@@ -198,16 +204,17 @@ inline bool is_unchanged(const Known& w) {
     PyObject* x = w.tensor;
     if (held_weakly(w.weak) != x || !is_still(x, w.view)) return false;
     PyObject* storage = held_weakly(w.storage);
-    return storage && storage != Py_None && as_int64(call(torch_.nbytes, storage)) >= w.bytes;
+    const int64_t bytes = w.bytes;
+    return storage && storage != Py_None && as_int64(call(torch_.nbytes, storage)) >= bytes;
 }
 
 // The view of a tensor that was probably seen before; false: an exception is set.
 inline bool view_again(Known& known, PyObject* tensor, const char* name, View& view) {
+    const View before = known.view;  // another thread may know something else after a call
     const bool same = known.tensor == tensor && is_unchanged(known);
     if (PyErr_Occurred()) PyErr_Clear();
-    if (!same && !know(known, tensor, name)) return false;
-    view = known.view;
-    return true;
+    if (same) return view = before, true;
+    return view_of(tensor, name, view) && know(known, tensor, name);
 }
 
 // Whether everything is unchanged; an exception counts as no.

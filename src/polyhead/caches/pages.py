@@ -201,10 +201,13 @@ class Pages(Memory):
             self._numbers = array("q", bytes(8 * longest * len(self.table)))
             for row, pages in enumerate(self.table):
                 self._numbers[row * longest : row * longest + len(pages)] = array("q", pages)
-            shape = len(self.table), longest
+            index = torch.empty(len(self.table), longest, dtype=torch.int64, device="cpu")
             if not self._numbers:
-                return torch.empty(shape, dtype=torch.int64, device=self.device)
-            index = torch.frombuffer(self._numbers, dtype=torch.int64).view(shape)
+                return index.to(self.device)
+            if type(index) is Tensor:
+                index = torch.frombuffer(self._numbers, dtype=torch.int64).view(index.shape)
+            else:  # a tensor without memory, where shapes alone are computed
+                self._numbers = array("q")
             if self.device.type == "cuda":
                 index = index.pin_memory()  # else the copy would wait for the device
             if self.device.type != "cpu":
@@ -215,7 +218,7 @@ class Pages(Memory):
     def _add_to_index(self, row: int) -> None:
         """The index with the page that a row has just got, as long as there is room in it."""
         index, place = self._index, len(self.table[row]) - 1
-        if index is not None and self.device.type == "cpu" and place < index.shape[1]:
+        if index is not None and index.is_cpu and self._numbers and place < index.shape[1]:
             self._numbers[row * index.shape[1] + place] = self.table[row][place]
         else:
             self._index = None
