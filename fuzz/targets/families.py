@@ -55,6 +55,14 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
     "mobilebert": {"embedding_size": 16},
     "neomme": {"embedding_rank": 16, "head_dim": 16, "hidden_act": "relu2"},
     "mimo_v2_flash": {"num_key_value_heads": 2},
+    "reformer": {
+        "is_decoder": True,
+        "attn_layers": ["local", "lsh"],
+        "axial_pos_embds": False,
+        "hash_seed": 0,
+        "num_buckets": 4,
+    },
+    "zaya": {"rope_parameters": None, "num_experts_per_tok": 1},
     "zamba": {
         "tie_word_embeddings": True,
         "num_key_value_heads": 2,

@@ -93,7 +93,7 @@ def test_bookkeeping_keys_are_harmless() -> None:
     [
         ({"model_type": "novel"}, "model_type is 'novel'; supported are llama, "),
         ({"model_type": None}, "model_type is None"),
-        ({"model_type": "reformer"}, "'reformer', which is not supported: it attends within"),
+        ({"model_type": "perceiver"}, "'perceiver', which is not supported: its layers are over"),
         ({"num_attention_heads": 7}, "num_attention_heads is 7; supported is a divisor of"),
         ({"num_key_value_heads": 4}, r"config\.json: num_kv_heads must divide num_heads"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),

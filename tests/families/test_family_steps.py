@@ -67,6 +67,8 @@ def check(monkeypatch: pytest.MonkeyPatch, case: Case, chosen: tuple[Any, ...]) 
     config = _read(case, *chosen)
     if config.kind == "encoder" or config.task is not None:
         return
+    if any(layer.attention.one_pass for layer in config.layers):
+        return  # no steps
     native_layers = [layer.attention.kind in ("heads", "latent") for layer in config.layers]
     wanted = [NETWORK if each else 0 for each in native_layers]
     if case.model_type in AS_MODULES or any(

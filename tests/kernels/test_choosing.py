@@ -201,7 +201,7 @@ def test_elsewhere_torch_chooses_the_same(what: str, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(DenseSource, "in_place", False)
     called: list[Any] = []
     fill = choosing._best
-    monkeypatch.setattr(choosing, "_best", lambda *given: (called.append(1), fill(*given)))
+    monkeypatch.setattr(choosing, "_best", lambda *given: called.append(1) or fill(*given))
     with torch.autocast("cpu", enabled=what == "watched"):
         chosen = choose_keys(q, weights, source, 7, mask=mask).blocks
     seen = torch.arange(60) <= torch.arange(55, 60)[:, None]
