@@ -57,7 +57,7 @@ def handed(ids: Tensor) -> Handed:
 
 
 class OfVectors:
-    """The layer, with ids made of its vectors: what holds for any layer is tried with vectors."""
+    """The layer, whose ids are made of its input, so that shared tests can give vectors."""
 
     def __init__(self, mine: Engram) -> None:
         self.mine, self.config, self.embed_dim = mine, mine.config, mine.embed_dim

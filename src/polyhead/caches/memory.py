@@ -69,12 +69,7 @@ class Memory(ABC):
 
     def count(self, rows: Sequence[int] | None, units: int | Sequence[int]) -> None:
         """Counts units that ``put``, or the caller, writes; in each of the rows, or of each."""
-        limit = self.store.limit
-        if rows is None and limit is None:
-            each = _each(units, len(self.stops))
-            self.stops = [stop + more for stop, more in zip(self.stops, each, strict=True)]
-            return
-        stops = [*self.stops]
+        stops, limit = [*self.stops], self.store.limit
         touched = range(len(stops)) if rows is None else rows
         for row, more in zip(touched, _each(units, len(touched)), strict=True):
             stops[row] += more

@@ -15,12 +15,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead.caches.layer_cache import Packing, Step
 from polyhead.layers.attention_parts import check_layer_cache, ragged_positions
-from polyhead.layers.recurrent import convolve
+from polyhead.layers.recurrent import convolve, with_tail
 
 
 class CausalConvolution(nn.Module):
@@ -53,12 +52,9 @@ class CausalConvolution(nn.Module):
             x: Of the tokens of a call, as the layer has them.
             call: Of ``convolved_call``.
         """
-        x = call.pack(x)
-        if isinstance(call, Step):
-            x = call.tail(self.name, x)
-        else:
-            x = F.pad(x, (0, 0, self.weight.shape[1] - 1, 0))
-        return call.unpack(convolve(x, self.weight, beside=True))
+        step = call if isinstance(call, Step) else None
+        inputs = with_tail(self.name, call.pack(x), self.weight.shape[1] - 1, step)
+        return call.unpack(convolve(inputs, self.weight, beside=True))
 
     def extra_repr(self) -> str:
         return f"{self.weight.shape[0]}, tokens={self.weight.shape[1]}"

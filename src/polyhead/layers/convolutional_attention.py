@@ -16,28 +16,23 @@ n tokens of the second kernel, W = (H + G) · D, E embed size.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.caches.layer_cache import Step
+from polyhead.caches.layer_cache import Packing, Step
 from polyhead.config import AttentionConfig, ConvolutionalAttentionConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers import fused
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.attention_parts import check_layer_cache
-from polyhead.layers.recurrent import convolve, over_real_tokens, real_tokens
+from polyhead.layers.causal_attention import CausalAttention
+from polyhead.layers.recurrent import convolve, with_tail
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import Causal, DenseSource, KeyLengths, KeyValueSource, Mask
 
 
-class ConvolutionalAttention(MultiHeadAttention):
-    """``MultiHeadAttention`` with convolved queries and keys; built from its configuration.
-
-    It takes no context, and of masks ``Causal()``, which it is by nature, with ``KeyLengths``
-    without a cache. A cache of it is a ``LayerCache`` of the layout's memories.
+class ConvolutionalAttention(CausalAttention):
+    """``CausalAttention`` with convolved queries and keys; built from its configuration.
 
     Attributes:
         v_proj: Its first rows make values of a token, its last ones those of the next.
@@ -48,6 +43,7 @@ class ConvolutionalAttention(MultiHeadAttention):
 
     config_class: ClassVar[type[AttentionConfig]] = ConvolutionalAttentionConfig
     config: ConvolutionalAttentionConfig
+    called = "convolutional attention"
 
     def _add_modules(self) -> None:
         config, W = self.config, self.config.convolved
@@ -61,40 +57,18 @@ class ConvolutionalAttention(MultiHeadAttention):
         super().reset_parameters()
         nn.init.ones_(self.key_scale)
 
-    def _check_cache(self, cache: Any) -> None:
-        check_layer_cache(cache)
-
-    def forward(self, x: Tensor, context: Any = None, *more: Tensor, **call: Any) -> Tensor:
-        """``[B, T, E]`` to ``[B, T, E]``, as ``MultiHeadAttention`` says.
-
-        Args:
-            x: ``[B, T, E]``.
-            context: None.
-            *more: Refused.
-            **call: As of ``MultiHeadAttention``; ``positions`` below 0 are padding.
-
-        Raises:
-            ValueError: Shapes that do not fit, or a context.
-            UnsupportedError: Another mask.
-            TypeError: A cache of another kind.
-        """
-        mask, positions = call.get("mask"), call.get("positions")
-        call["mask"] = mask = Causal() if mask is None else mask
-        if x.ndim != 3 or context is not None:
-            return super().forward(x, context, *more, **call)
-        cached, what = call.get("cache") is not None, "convolutional attention"
-        real = real_tokens(mask, x, positions, cached=cached, what=what)
+    def _over(self, x: Tensor, real: Tensor | None, *more: Tensor, **call: Any) -> Tensor:
+        positions = call.get("positions")
         if real is None or positions is None:  # padding behind a text changes nothing in it
-            return super().forward(x, context, *more, **call)
+            return super()._over(x, real, *more, **call)
         if call.get("bias") is not None:
-            raise UnsupportedError(f"{what} takes no bias beside padding without a cache: got one")
-        seen = {"mask": Causal() & KeyLengths(real.sum(dim=1))}
-        plain, at = super().forward, positions.expand(real.shape)
-
-        def run(x: Tensor, real: Tensor, order: Tensor) -> Tensor:
-            return plain(x, *more, **call | seen | {"positions": at.gather(1, order)})
-
-        return over_real_tokens(run, x, real)
+            raise UnsupportedError(
+                f"{self.called} takes no bias beside padding without a cache: got one"
+            )
+        packing = Packing(~real)
+        call["mask"] = Causal() & KeyLengths(real.sum(dim=1))
+        call["positions"] = packing.pack(positions.expand(real.shape))
+        return packing.unpack(super()._over(packing.pack(x), packing.real, *more, **call))
 
     def _self_attention(
         self, x: Tensor, positions: Tensor | None, cache: Any, handed: Any
@@ -131,7 +105,8 @@ class ConvolutionalAttention(MultiHeadAttention):
     def _convolved(self, q: Tensor, k: Tensor, step: Step | None) -> Tensor:
         """``[B, T, W]`` both convolutions of packed queries and keys as they are projected."""
         (B, T, _), D, n = q.shape, self.head_dim, self.config.head_kernel
-        inputs = _behind(torch.cat((q, k), dim=-1), "convolved", self.config.earlier_tokens, step)
+        inputs = torch.cat((q, k), dim=-1)
+        inputs = with_tail("convolved", inputs, self.config.earlier_tokens, step)
         mixed = convolve(inputs, self.depthwise.weight[:, 0], self.depthwise.bias)
         del inputs
         # The n tokens that each sees, side by side: [H + G, B · T, D · n].
@@ -145,21 +120,13 @@ class ConvolutionalAttention(MultiHeadAttention):
     def _with_delayed(self, v: Tensor, step: Step | None) -> Tensor:
         """``[B, T, G · V]`` packed values, whose last half is of the token before."""
         own, late = v.chunk(2, dim=-1)
-        late = _behind(late, "delayed", 1, step)[:, :-1]
+        late = with_tail("delayed", late, 1, step)[:, :-1]
         if (bias := self.v_proj.bias) is not None:
             before = [0] * len(v) if step is None else step.before
             begins = torch.tensor([not n for n in before], device=v.device)[:, None]
             first = torch.where(begins, bias[own.shape[-1] :].to(v.dtype), late[:, 0])
             late = torch.cat((first[:, None], late[:, 1:]), dim=1)
         return torch.cat((own, late), dim=-1)
-
-    def _cross_attention(self, *_: Any) -> NoReturn:
-        raise ValueError("convolutional attention is over its own input: got a context")
-
-
-def _behind(x: Tensor, name: str, tokens: int, step: Step | None) -> Tensor:
-    """``[B, tokens + T, …]`` packed ``x`` behind what came before it, or zeros."""
-    return F.pad(x, (0, 0, tokens, 0)) if step is None else step.tail(name, x)
 
 
 register_builder(ConvolutionalAttentionConfig, ConvolutionalAttention.from_config)

@@ -12,7 +12,7 @@ n distances.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -21,16 +21,14 @@ from torch import Tensor, nn
 from polyhead.caches.layer_cache import Step
 from polyhead.config import AttentionConfig, DistanceProfilesAttentionConfig
 from polyhead.layers import fused
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.attention_parts import check_layer_cache, scale_by_temperature
+from polyhead.layers.attention_parts import scale_by_temperature
+from polyhead.layers.causal_attention import CausalAttention
 from polyhead.layers.causal_convolution import CausalConvolution, convolved_call
 from polyhead.layers.handed import Handed
 from polyhead.layers.linear import linear
-from polyhead.layers.recurrent import real_tokens
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import (
     Bias,
-    Causal,
     DenseSource,
     Keep,
     KeyValueSource,
@@ -40,11 +38,10 @@ from polyhead.semantics import (
 from polyhead.semantics.arguments import query_tokens
 
 
-class DistanceProfilesAttention(MultiHeadAttention):
-    """``MultiHeadAttention`` with convolutions and profiles; built from its configuration.
+class DistanceProfilesAttention(CausalAttention):
+    """``CausalAttention`` with convolutions and profiles; built from its configuration.
 
-    It takes no context, no bias of scores, and of masks ``Causal()``, which it is by nature, with
-    ``KeyLengths`` without a cache. A cache of it is a ``LayerCache`` of the layout's memories.
+    It takes no bias of scores.
 
     Attributes:
         k_convolution, v_convolution: Of projected keys and values.
@@ -54,6 +51,7 @@ class DistanceProfilesAttention(MultiHeadAttention):
 
     config_class: ClassVar[type[AttentionConfig]] = DistanceProfilesAttentionConfig
     config: DistanceProfilesAttentionConfig
+    called = "attention with convolved keys"
 
     def _add_modules(self) -> None:
         c, G = self.config, self.num_kv_heads
@@ -67,29 +65,6 @@ class DistanceProfilesAttention(MultiHeadAttention):
         """Draws the profiles: normal with standard deviation 0.02. The rest stays."""
         super().reset_parameters()
         nn.init.normal_(self.profiles, std=0.02)
-
-    def _check_cache(self, cache: Any) -> None:
-        check_layer_cache(cache)
-
-    def forward(self, x: Tensor, context: Any = None, *more: Tensor, **call: Any) -> Tensor:
-        """``[B, T, E]`` to ``[B, T, E]``, as ``MultiHeadAttention`` says.
-
-        Args:
-            x: ``[B, T, E]``.
-            context: None.
-            *more: Refused.
-            **call: ``mask``, ``positions`` (below 0 is padding), ``cache``, ``kernel``.
-
-        Raises:
-            ValueError: Shapes that do not fit, a context or a bias.
-            UnsupportedError: Another mask.
-            TypeError: A cache of another kind.
-        """
-        call["mask"] = Causal() if call.get("mask") is None else call["mask"]
-        if x.ndim == 3:
-            cached, what = call.get("cache") is not None, "attention with convolved keys"
-            real_tokens(call["mask"], x, call.get("positions"), cached=cached, what=what)
-        return super().forward(x, context, *more, **call)
 
     def _self_attention(
         self, x: Tensor, positions: Tensor | None, cache: Any, handed: Handed | None
@@ -132,9 +107,6 @@ class DistanceProfilesAttention(MultiHeadAttention):
             at = query_tokens(q, source, positions).position_tensor(x.device)
             table = scale_by_temperature(table, at, self._temperature)
         return table
-
-    def _cross_attention(self, *_: Any) -> NoReturn:
-        raise ValueError("attention with convolved keys is over its own input: got a context")
 
 
 register_builder(DistanceProfilesAttentionConfig, DistanceProfilesAttention.from_config)

@@ -30,7 +30,7 @@ from polyhead.layers.handed import Handed, handed_to
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import HeadNorm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.recurrent import RecurrentLayer, convolve
+from polyhead.layers.recurrent import RecurrentLayer, convolve, with_tail
 from polyhead.layers.registry import register_builder
 
 
@@ -81,12 +81,12 @@ class Engram(RecurrentLayer):
         assert ids is not None  # ``_ids`` gives them
         # Where nothing was, the tail has zeros: there a text has ended.
         counted = (ids.long() - c.end_token_id)[..., None]
-        tokens = self._with_tail("tokens", counted, c.longest - 1, step)[..., 0] + c.end_token_id
+        tokens = with_tail("tokens", counted, c.longest - 1, step)[..., 0] + c.end_token_id
         looked_up: Tensor = self.table(self._rows(tokens)).flatten(-2)
         values = linear(looked_up, self.v_proj)[:, :, None]
         gated = self._gates(looked_up, x) * values
         tail = (c.conv_kernel - 1) * c.longest
-        inputs = self._with_tail("conv", self.conv_norm(gated).flatten(2), tail, step)
+        inputs = with_tail("conv", self.conv_norm(gated).flatten(2), tail, step)
         mixed = F.silu(convolve(inputs, self.conv_weight, dilation=c.longest))
         return self._edited((gated.flatten(2) + mixed)[:, None])[:, 0]
 

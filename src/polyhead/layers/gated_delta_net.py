@@ -26,7 +26,7 @@ from polyhead.layers import fused
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.recurrent import RecurrentLayer, as_heads, convolve
+from polyhead.layers.recurrent import RecurrentLayer, as_heads, convolve, with_tail
 from polyhead.layers.registry import register_builder
 
 
@@ -111,7 +111,7 @@ class GatedDeltaNet(RecurrentLayer):
             self.A_log.uniform_(0.01, 16.0).log_()
 
     def _run(self, x: Tensor, real: Tensor | None, kernel: str, step: Step | None) -> Tensor:
-        inputs = self._with_tail("conv", self._inputs(x), self.config.conv_kernel - 1, step)
+        inputs = with_tail("conv", self._inputs(x), self.config.conv_kernel - 1, step)
         q, k, v, decay, beta = self._arguments(x, inputs)
         heads = self._recurrence(
             q, k, v, real, kernel, step, decay=decay, beta=beta, delta=True, scale=self.scale

@@ -27,7 +27,7 @@ from polyhead.layers.grouped import GroupedLinear
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
-from polyhead.layers.recurrent import RecurrentLayer, convolve, kernel_of_channels
+from polyhead.layers.recurrent import RecurrentLayer, convolve, kernel_of_channels, with_tail
 from polyhead.layers.registry import register_builder
 
 
@@ -97,7 +97,7 @@ class Mamba(RecurrentLayer):
     def _run(self, x: Tensor, real: Tensor | None, kernel: str, step: Step | None) -> Tensor:
         c = self.config
         inputs, gate = linear(x, self.in_proj).chunk(2, dim=-1)
-        inputs = self._with_tail("conv", inputs, c.conv_kernel - 1, step)
+        inputs = with_tail("conv", inputs, c.conv_kernel - 1, step)
         mixed = F.silu(convolve(inputs, self.conv_weight, self.conv_bias))
         made = linear(mixed, self.x_proj).view(*x.shape[:2], c.num_groups, -1)
         parts = torch.split(made, [c.step_rank, c.state_dim, c.state_dim], dim=-1)

@@ -24,7 +24,7 @@ from polyhead.config import Mamba2Config, NormConfig
 from polyhead.layers.linear import linear
 from polyhead.layers.norms import build_norm, normalize
 from polyhead.layers.positions import RoPE
-from polyhead.layers.recurrent import RecurrentLayer, as_heads, convolve
+from polyhead.layers.recurrent import RecurrentLayer, as_heads, convolve, with_tail
 from polyhead.layers.registry import register_builder
 
 
@@ -100,7 +100,7 @@ class Mamba2(RecurrentLayer):
             scales = [projected.new_full((size,), scale) for size, scale in parts]
             projected = projected * torch.cat(scales)
         gate, inputs, dt = torch.split(projected, [width, c.channels, c.num_heads], dim=-1)
-        inputs = self._with_tail("conv", inputs, c.conv_kernel - 1, step)
+        inputs = with_tail("conv", inputs, c.conv_kernel - 1, step)
         mixed = F.silu(convolve(inputs, self.conv_weight, self.conv_bias))
         values, k, q = torch.split(mixed, [width, keys, keys], dim=-1)
         values = as_heads(values, c.num_heads)

@@ -21,7 +21,7 @@ n new ones, l tokens of a block, D head size, V value size, W = G (D + V), E emb
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, NoReturn
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,11 +29,9 @@ from torch import Tensor, nn
 
 from polyhead.config import AttentionConfig, NativeSparseAttentionConfig
 from polyhead.errors import UnsupportedError
-from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.attention_parts import check_layer_cache
+from polyhead.layers.causal_attention import CausalAttention
 from polyhead.layers.linear import linear
 from polyhead.layers.record import hooks_here
-from polyhead.layers.recurrent import real_tokens
 from polyhead.layers.registry import register_builder
 from polyhead.layers.selectors.base import best_blocks
 from polyhead.layers.selectors.places import Places, pooled_blocks
@@ -80,12 +78,10 @@ class _Branches(NamedTuple):
     places: Tensor
 
 
-class NativeSparseAttention(MultiHeadAttention):
-    """``MultiHeadAttention`` in three branches; built from its configuration.
+class NativeSparseAttention(CausalAttention):
+    """``CausalAttention`` in three branches; built from its configuration.
 
-    It takes no context, no bias of scores, and of masks ``Causal()``, which it is by nature, with
-    ``KeyLengths`` without a cache. No gradient flows through the choice. A cache of it is a
-    ``LayerCache`` of the layout's memories.
+    It takes no bias of scores. No gradient flows through the choice.
 
     Attributes:
         gate_proj: ``[3 · H, E]``: gates of the compressed, selected and window branch of each head.
@@ -96,6 +92,7 @@ class NativeSparseAttention(MultiHeadAttention):
 
     config_class: ClassVar[type[AttentionConfig]] = NativeSparseAttentionConfig
     config: NativeSparseAttentionConfig
+    called = "native sparse attention"
 
     def _add_modules(self) -> None:
         config, E = self.config, self.embed_dim
@@ -107,9 +104,6 @@ class NativeSparseAttention(MultiHeadAttention):
         self.compress_k = BlockCompression(config.block_size, D, config.hidden_dim)
         self.compress_v = BlockCompression(config.block_size, V, config.hidden_dim)
         self.gate_proj = nn.Linear(E, 3 * self.num_heads, bias=False)
-
-    def _check_cache(self, cache: Any) -> None:
-        check_layer_cache(cache)
 
     def forward(self, x: Tensor, context: Any = None, *more: Tensor, **call: Any) -> Tensor:
         """``[B, T, E]`` to ``[B, T, E]``, as ``MultiHeadAttention`` says.
@@ -132,12 +126,6 @@ class NativeSparseAttention(MultiHeadAttention):
                 "native sparse attention has the weights of three branches, and none of all keys "
                 "that a hook could see"
             )
-        mask = call.get("mask")
-        call["mask"] = Causal() if mask is None else mask
-        if x.ndim == 3:
-            cached = call.get("cache") is not None
-            what = "native sparse attention"
-            real_tokens(call["mask"], x, call.get("positions"), cached=cached, what=what)
         return super().forward(x, context, *more, **call)
 
     def _self_attention(self, x: Tensor, positions: Tensor | None, cache: Any, handed: Any) -> Any:
@@ -283,9 +271,6 @@ class NativeSparseAttention(MultiHeadAttention):
                 out = torch.addcmul(out, gates[..., i : i + 1], heads)
         joined = self._edited(out).transpose(1, 2).flatten(2)
         return linear(joined, self._modules["o_proj"])
-
-    def _cross_attention(self, *_: Any) -> NoReturn:
-        raise ValueError("native sparse attention is over its own input: got a context")
 
 
 register_builder(NativeSparseAttentionConfig, NativeSparseAttention.from_config)

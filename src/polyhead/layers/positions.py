@@ -351,7 +351,7 @@ class LearnedPositions(nn.Module):
         return self.weight[positions : positions + length]
 
 
-class AxialPositions(LearnedPositions):
+class AxialPositions(nn.Module):
     """A learned vector per row of a grid of positions beside one per column (Reformer).
 
     Args:
@@ -363,7 +363,7 @@ class AxialPositions(LearnedPositions):
     """
 
     def __init__(self, config: AxialConfig) -> None:
-        nn.Module.__init__(self)
+        super().__init__()
         self.config = config
         self.rows, self.columns = (
             nn.Parameter(torch.empty(count, features))

@@ -9,7 +9,6 @@ Shape letters: B batch, T tokens, H heads (states), K key size, V value size, W 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, Self
 
 import torch
@@ -150,10 +149,6 @@ class RecurrentLayer(Hooked):
         ids = None if ids is None else packing.pack(ids)
         return packing.unpack(self._run_with(packing.pack(x), ids, packing.real, kernel, None))
 
-    def _with_tail(self, name: str, x: Tensor, tokens: int, step: Step | None) -> Tensor:
-        """``[B, tokens + T, W]``: the inputs ``[B, T, W]`` of a convolution behind earlier ones."""
-        return F.pad(x, (0, 0, tokens, 0)) if step is None else step.tail(name, x)
-
     def _recurrence(
         self,
         q: Tensor,
@@ -226,22 +221,16 @@ def real_tokens(
     return real
 
 
-def over_real_tokens(
-    run: Callable[[Tensor, Tensor, Tensor], Tensor], x: Tensor, real: Tensor
-) -> Tensor:
-    """``[B, T, E]`` what a layer makes of a sequence whose padding is moved behind it, and back.
+def with_tail(name: str, x: Tensor, tokens: int, step: Step | None) -> Tensor:
+    """``[B, tokens + T, W]``: packed inputs ``[B, T, W]`` of a convolution behind earlier ones.
 
     Args:
-        run: Given ``x`` with the real tokens of each row first, then zeros, which of those are
-            real, and ``[B, T]`` where each stood.
-        x: ``[B, T, E]``.
-        real: ``[B, T]`` which tokens are real.
+        name: The memory of a layer's cache.
+        x: The inputs.
+        tokens: Earlier inputs; zeros before a sequence.
+        step: None: a sequence from its start.
     """
-    order = (~real).int().argsort(dim=1, stable=True)
-    index = order[..., None].expand_as(x)
-    real = real.gather(1, order)
-    y = run(x.gather(1, index).masked_fill(~real[..., None], 0.0), real, order)
-    return torch.zeros_like(y).scatter(1, index, y)
+    return F.pad(x, (0, 0, tokens, 0)) if step is None else step.tail(name, x)
 
 
 def as_heads(x: Tensor, heads: int) -> Tensor:

@@ -22,7 +22,13 @@ from polyhead.config import RgLruConfig
 from polyhead.layers.feed_forward import activate
 from polyhead.layers.linear import linear
 from polyhead.layers.positions import RoPE
-from polyhead.layers.recurrent import RecurrentLayer, as_heads, convolve, kernel_of_channels
+from polyhead.layers.recurrent import (
+    RecurrentLayer,
+    as_heads,
+    convolve,
+    kernel_of_channels,
+    with_tail,
+)
 from polyhead.layers.registry import register_builder
 
 _SHARPNESS = 8.0
@@ -89,7 +95,7 @@ class RgLru(RecurrentLayer):
     def _run(self, x: Tensor, real: Tensor | None, kernel: str, step: Step | None) -> Tensor:
         c = self.config
         branch = activate(linear(x, self.gate_proj), c.activation)
-        inputs = self._with_tail("conv", linear(x, self.x_proj), c.conv_kernel - 1, step)
+        inputs = with_tail("conv", linear(x, self.x_proj), c.conv_kernel - 1, step)
         mixed = as_heads(convolve(inputs, self.conv_weight, self.conv_bias), c.num_heads)
         precise = torch.promote_types(x.dtype, torch.float32)
         written = self._gate(mixed, "write") * mixed

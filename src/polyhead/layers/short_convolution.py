@@ -18,7 +18,7 @@ from polyhead.caches.layer_cache import Step
 from polyhead.config import ShortConvolutionConfig
 from polyhead.layers.linear import linear
 from polyhead.layers.positions import RoPE
-from polyhead.layers.recurrent import RecurrentLayer, convolve
+from polyhead.layers.recurrent import RecurrentLayer, convolve, with_tail
 from polyhead.layers.registry import register_builder
 
 
@@ -73,7 +73,7 @@ class ShortConvolution(RecurrentLayer):
 
     def _run(self, x: Tensor, real: Tensor | None, kernel: str, step: Step | None) -> Tensor:
         b, c, h = linear(x, self.in_proj).chunk(3, dim=-1)
-        inputs = self._with_tail("conv", b * h, self.config.conv_kernel - 1, step)
+        inputs = with_tail("conv", b * h, self.config.conv_kernel - 1, step)
         mixed = convolve(inputs, self.conv_weight, self.conv_bias)
         edited = self._edited((c * mixed)[:, None])[:, 0]
         return linear(edited, self.o_proj)

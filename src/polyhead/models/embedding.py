@@ -63,7 +63,7 @@ class Embedding(Fixed):
             if projection is None
             else nn.Linear(config.projected_dim, embed_dim, bias=projection.bias)
         )
-        self.positions: LearnedPositions | SinusoidalPositions | None = None
+        self.positions: LearnedPositions | AxialPositions | SinusoidalPositions | None = None
         if config.positions == "learned":
             self.positions = LearnedPositions(max_positions + offset, summed)
         elif config.axial is not None:
@@ -163,7 +163,7 @@ class Embedding(Fixed):
             x = x + self._of_segments(ids, segments)
         elif self.segments is not None and not self.config.segments_optional:
             x = x + self.segments.weight[0]
-        if isinstance(self.positions, LearnedPositions):
+        if isinstance(self.positions, (LearnedPositions, AxialPositions)):
             if isinstance(positions, Tensor):
                 positions = positions.clamp(min=0)  # padding has positions below 0
             x = x + self.positions(positions + self.config.position_offset, x.shape[1])

@@ -35,7 +35,7 @@ def draw_weights(model: nn.Module, config: TransformerConfig) -> None:
             bias = getattr(module, "bias", None)
             if isinstance(bias, Tensor):
                 nn.init.zeros_(bias)
-        elif type(module) is LearnedPositions:
+        elif isinstance(module, LearnedPositions):
             nn.init.normal_(module.weight, std=scale)
         elif hasattr(module, "reset_parameters") and module is not model:
             module.reset_parameters()

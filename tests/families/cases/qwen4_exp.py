@@ -71,7 +71,8 @@ CASES = (
         # float32 5.9e-5, with a cache too, and in float64 with a cache 1e-13.
         error=2e-4,
         # A gate is the root of a score, whose slope is great near 0: transformers' gradients in
-        # float32 are up to 1.3e-3 from ours in float64, and ours in float32 1.2e-3.
+        # float32 are up to 4.8e-3 from its own in float64, and ours in float32 5.9e-3.
         gradient_error=1e-3,
+        rounds_gradients=True,
     ),
 )

@@ -14,8 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.caches.layer_cache import Step
-from polyhead.config import AttentionConfig, SelectorConfig
+from polyhead.config import (
+    AttentionConfig,
+    BlockIndexerConfig,
+    MeanIndexerConfig,
+    SelectorConfig,
+)
 from polyhead.errors import ConfigError
+from polyhead.layers.norms import build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.selectors.places import Places, whole_blocks
 from polyhead.semantics import Chosen, KeyValueSource
@@ -77,6 +83,25 @@ class BlockSelector(nn.Module):
         dim = rope.config.dim or self.heads.head_dim
         turned = rope.apply(x[..., :dim], positions, head_axis=2)
         return turned if dim == x.shape[-1] else torch.cat((turned, x[..., dim:]), dim=-1)
+
+
+class ProjectedSelector(BlockSelector):
+    """Queries of J heads of its own, and one key of each token.
+
+    Attributes:
+        q_proj: ``[J · D, E]``.
+        k_proj: ``[D, E]``.
+        q_norm, k_norm: Over the D features of a head.
+    """
+
+    config: BlockIndexerConfig | MeanIndexerConfig
+
+    def _add_modules(self, embed_dim: int) -> None:
+        J, D = self.config.num_heads, self.config.head_dim
+        self.q_proj = nn.Linear(embed_dim, J * D, bias=False)
+        self.k_proj = nn.Linear(embed_dim, D, bias=False)
+        self.q_norm = build_norm(D, self.config.norm)
+        self.k_norm = build_norm(D, self.config.norm)
 
 
 class PooledSelector(BlockSelector):

@@ -12,32 +12,18 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.config import BlockIndexerConfig
 from polyhead.layers.linear import linear
-from polyhead.layers.norms import build_norm
-from polyhead.layers.selectors.base import BlockSelector, Choice, best_blocks, register_selector
+from polyhead.layers.selectors.base import Choice, ProjectedSelector, best_blocks, register_selector
 from polyhead.semantics import Chosen, DenseSource, KeyValueSource
 
 
-class BlockIndexer(BlockSelector):
-    """Chooses blocks by the greatest product of a query and a key of its own.
-
-    Attributes:
-        q_proj: ``[J · D, E]``.
-        k_proj: ``[D, E]``.
-        q_norm, k_norm: Over the D features of a head.
-    """
+class BlockIndexer(ProjectedSelector):
+    """Chooses blocks by the greatest product of a query and a key of its own."""
 
     config: BlockIndexerConfig
-
-    def _add_modules(self, embed_dim: int) -> None:
-        J, D = self.config.num_heads, self.config.head_dim
-        self.q_proj = nn.Linear(embed_dim, J * D, bias=False)
-        self.k_proj = nn.Linear(embed_dim, D, bias=False)
-        self.q_norm = build_norm(D, self.config.norm)
-        self.k_norm = build_norm(D, self.config.norm)
 
     @torch.no_grad()
     def forward(self, call: Choice) -> Chosen | None:

@@ -13,33 +13,19 @@ D features of a key.
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from polyhead.config import MeanIndexerConfig
 from polyhead.layers import fused
-from polyhead.layers.norms import build_norm
-from polyhead.layers.selectors.base import BlockSelector, Choice, register_selector
+from polyhead.layers.selectors.base import Choice, ProjectedSelector, register_selector
 from polyhead.layers.selectors.pools import choose_blocks, whole_block_entries
 from polyhead.semantics import Chosen
 
 
-class MeanIndexer(BlockSelector):
-    """Chooses whole blocks by the products of queries of its own with one key for each.
-
-    Attributes:
-        q_proj: ``[J · D, E]``.
-        k_proj: ``[D, E]``.
-        q_norm, k_norm: Over the D features of a head.
-    """
+class MeanIndexer(ProjectedSelector):
+    """Chooses whole blocks by the products of queries of its own with one key for each."""
 
     config: MeanIndexerConfig
-
-    def _add_modules(self, embed_dim: int) -> None:
-        J, D = self.config.num_heads, self.config.head_dim
-        self.q_proj = nn.Linear(embed_dim, J * D, bias=False)
-        self.k_proj = nn.Linear(embed_dim, D, bias=False)
-        self.q_norm = build_norm(D, self.config.norm)
-        self.k_norm = build_norm(D, self.config.norm)
 
     @torch.no_grad()
     def forward(self, call: Choice) -> Chosen | None:
