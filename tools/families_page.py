@@ -154,6 +154,7 @@ _WORDS = {
     "experts": "专家",
     "begun": "部分",
     "gradients": "梯度",
+    "in float64": "以 float64 为",
     "yes": "是",
     "no": "否",
 }
@@ -293,8 +294,11 @@ def _holds(check: Callable[..., None], *arguments: object) -> bool:
 
 def _exact(case: Case) -> str:
     """The errors of the case, of gradients where it is another than the usual."""
-    usual = case.gradient_error == Case("").gradient_error
-    return _power(case.error) + ("" if usual else f" (gradients {_power(case.gradient_error)})")
+    usual = Case("").gradient_error
+    if case.gradient_error == usual:
+        return _power(case.error)
+    exact = f"; in float64 {_power(usual)}" if case.float64_throughout else ""
+    return f"{_power(case.error)} (gradients {_power(case.gradient_error)}{exact})"
 
 
 def _power(number: float) -> str:

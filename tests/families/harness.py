@@ -22,6 +22,8 @@ from gguf_files import GgufCase, write
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map
 
 from polyhead.checkpoints import Checkpoint, load_checkpoint, save_checkpoint
 from polyhead.checkpoints.formats.gguf_export import as_gguf
@@ -132,8 +134,9 @@ class Case:
         shortest: Tokens of the shortest text that is compared, where transformers fails on less.
         pads_left: Whether transformers' class wants padding before the text, not behind it.
         gradient_error: The same of a gradient, as a part of its largest number.
-        rounds_gradients: Whether a gradient that float64 judges may be twice as far from that as
-            transformers' float32 is, where this is more: of a root near 0, say.
+        float64_throughout: Whether gradients are compared in float64 too, to the default error, and
+            transformers' float64 then has no part in float32: for what float32 rounds too much,
+            as a root near 0.
     """
 
     model_type: str
@@ -152,7 +155,7 @@ class Case:
     alone: bool = False
     error: float = 5e-5
     gradient_error: float = 1e-4
-    rounds_gradients: bool = False
+    float64_throughout: bool = False
     segments: bool = False
     pads_left: bool = False
     shortest: int = 1
@@ -297,7 +300,7 @@ def _same_as_converter(path: Path, *, written: bool) -> None:
 
 def _decoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
     ids = case.ids()
-    exact: Exact = lambda: _output(_in_float64(theirs)(ids))  # noqa: E731
+    exact: Exact = lambda: _output(_in_float64(case, theirs)(ids))  # noqa: E731
     with torch.no_grad():
         wanted = _output(theirs(ids))
         _close(ours.model(ids), wanted, case.error, exact)
@@ -366,7 +369,7 @@ def _encoder(case: Case, theirs: Any, ours: Checkpoint) -> None:
 
     with torch.no_grad():
         got = tokens_of(ours.model(ids, mask=KeyLengths(lengths), **segments))
-        _close(got, wanted(theirs), case.error, lambda: wanted(_in_float64(theirs)))
+        _close(got, wanted(theirs), case.error, lambda: wanted(_in_float64(case, theirs)))
 
 
 def _rolled(x: Tensor, by: Tensor) -> Tensor:
@@ -428,10 +431,31 @@ def _close(got: Tensor, wanted: Tensor, most: float = 5e-5, exact: Exact = None)
     assert error < most, f"largest difference is {error:.2g} standard deviations"
 
 
-def _in_float64(theirs: Any) -> Any:
+class _Float64(TorchFunctionMode):
+    """In float64 also what code asks for in float32."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        func = torch.Tensor.double if func is torch.Tensor.float else func
+        args, kwargs = tree_map(
+            lambda x: torch.float64 if x is torch.float32 else x, (args, kwargs or {})
+        )
+        return func(*args, **kwargs)
+
+
+def _in_float64(case: Case, theirs: Any) -> Any:
     """The same model; experts' grouped products know no float64."""
     exact = copy.deepcopy(theirs).double()
     exact.set_experts_implementation("eager")
+    if case.float64_throughout:
+        forward = exact.forward
+
+        def throughout(*arguments: Any, **named: Any) -> Any:
+            with _Float64():
+                return forward(*arguments, **named)
+
+        exact.forward = throughout
     return exact
 
 
@@ -469,7 +493,7 @@ def _loss(model: Any, case: Case, kind: str, *, is_ours: bool) -> Tensor:
 
 def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> None:
     """Both round to float32: where they differ by more, ours are near to what float64 gives."""
-    in_float64 = _in_float64(theirs)  # before modules keep states with gradients
+    in_float64 = _in_float64(case, theirs)  # before modules keep states with gradients
     wanted, exact = _their_gradients(case, theirs, ours, folder), None
     _loss(ours.model, case, ours.config.kind, is_ours=True).backward()
     seen = 0
@@ -485,12 +509,18 @@ def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> 
         most = case.gradient_error * scale + noise
         if (grad - wanted[name]).abs().max() > most:
             exact = exact or _their_gradients(case, in_float64, ours, folder)
-            if case.rounds_gradients:
-                most = max(most, 2 * (wanted[name] - exact[name]).abs().max())
             assert (grad - exact[name]).abs().max() <= most, name
         seen += bool(scale > 0)
     assert seen > 3, "no parameter had a gradient"
     ours.model.zero_grad()
+    if case.float64_throughout:
+        exact = exact or _their_gradients(case, in_float64, ours, folder)
+        model = copy.deepcopy(ours.model).double()
+        _loss(model, case, ours.config.kind, is_ours=True).backward()
+        for name, tensor in model.named_parameters():
+            if tensor.grad is not None:
+                most = Case.gradient_error * exact[name].abs().max() + noise
+                assert (tensor.grad - exact[name]).abs().max() <= most, name
 
 
 def _their_gradients(
