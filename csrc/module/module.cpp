@@ -79,6 +79,7 @@ PyMethodDef kMethods[] = {
     {"rates", rates, METH_NOARGS, "The instructions that run here."},
     PH_METHOD(at_rate, name, threads, rounds)
     PH_METHOD(read_all, x, threads, rounds)
+    {"end_team", end_team, METH_NOARGS, "Ends the threads that this one has for its teams."},
     PH_METHOD(guard, watched)
     PH_METHOD(holds, guard)
     {"run", run, METH_NOARGS, "What step fills for again."},

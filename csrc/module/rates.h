@@ -1,4 +1,4 @@
-// The module's functions for what the processor does at most: instruction_sets/rates.h.
+// The module's functions for threads, and for what the processor does at most: instruction_sets/rates.h.
 #pragma once
 
 #include "arguments.h"
@@ -62,6 +62,12 @@ inline PyObject* read_all(PyObject*, PyObject* const* args, Py_ssize_t count) {
         Py_RETURN_TRUE;
     }
     Py_RETURN_FALSE;
+}
+
+// end_team(): ends the threads that this one has for its teams.
+inline PyObject* end_team(PyObject*, PyObject*) {
+    if (!barrier_of_team && !kept_team) end_team();
+    Py_RETURN_NONE;
 }
 
 }  // namespace polyhead

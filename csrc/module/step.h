@@ -213,14 +213,16 @@ class FusedLayers {
         Outcome outcome = Outcome::done;
         {
             Unlocked unlocked;
-            for (int64_t i = 0; i < read_ && done == kParts * i && outcome == Outcome::done; ++i) {
-                Step& s = layers_[i].step;
-                ExpertGuards asking(*layers_[i].data, unlocked);
-                s.x = i ? y : x, s.y = y, s.arena = scratch.arena(), s.ask = &asking;
-                outcome = code.step(s, threads);
-                const bool whole = outcome == Outcome::done && (s.network.up.weight || s.experts);
-                if (outcome != Outcome::no_memory) done += whole ? kParts : s.cross.memory.length ? 2 : 1;
-            }
+            with_team(threads, [&] {
+                for (int64_t i = 0; i < read_ && done == kParts * i && outcome == Outcome::done; ++i) {
+                    Step& s = layers_[i].step;
+                    ExpertGuards asking(*layers_[i].data, unlocked);
+                    s.x = i ? y : x, s.y = y, s.arena = scratch.arena(), s.ask = &asking;
+                    outcome = code.step(s, threads);
+                    const bool whole = outcome == Outcome::done && (s.network.up.weight || s.experts);
+                    if (outcome != Outcome::no_memory) done += whole ? kParts : s.cross.memory.length ? 2 : 1;
+                }
+            });
         }
         return outcome == Outcome::no_memory ? PyErr_NoMemory(), -1 : done;
     }

@@ -23,6 +23,7 @@ _FUNCTIONS = {
     "rates": "",
     "at_rate": "",
     "read_all": "",
+    "end_team": "",
     "guard": "",
     "holds": "",
     "layer": "weights, form, watched",

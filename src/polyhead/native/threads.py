@@ -11,6 +11,8 @@ import warnings
 
 import torch
 
+from polyhead.native import tensor_check
+
 _in_child = False
 _warned = False
 
@@ -40,3 +42,13 @@ def threads() -> int:
             stacklevel=3,
         )
     return 1
+
+
+def end_team() -> None:
+    """Ends the threads that this one computes with; its next computation starts others.
+
+    The runtime puts threads to sleep at once where more of them wait than there are processors,
+    and waking them takes a tenth of a step. For a thread that computes nothing for now.
+    """
+    if tensor_check.MODULE is not None and not _in_child:
+        tensor_check.MODULE.end_team()

@@ -30,6 +30,7 @@ from polyhead.generation.decoding.rules import Rule
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.kernels.batch_invariant import batch_invariant
 from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
+from polyhead.native.threads import end_team
 from polyhead.serving.batches import Batch, Batches
 from polyhead.serving.budget import Budget, fitting_tokens
 from polyhead.serving.heads import RowHeads
@@ -232,6 +233,7 @@ class Engine:
         """Starts the thread that computes; does nothing if it runs."""
         with self._lock:
             if self._thread is None:
+                end_team()
                 self._ending = False
                 self._thread = threading.Thread(target=self._run, name="polyhead-engine")
                 self._thread.start()
@@ -276,6 +278,8 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._lock:
+                if not self._rows and not self._queue:
+                    end_team()
                 self._lock.wait_for(lambda: self._rows or self._queue or self._ending)
                 if self._ending and not self._rows and not self._queue:
                     return
