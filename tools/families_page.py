@@ -45,8 +45,9 @@ and transformers loads them. An unknown key of config.json is an error that name
 *Remembers* is what a cache holds for a layer: keys and values of every token, latents in place of
 both, or a state of one size. *One call*: whether a decoding step is one native call for all layers,
 in every kind of cache (–: encoders do not decode; begun: a native call for the first sub-layers,
-modules for the rest; no: modules). *GGUF* is the architecture of GGUF files, tested in the same way.
-*Parallel* are the dimensions of a mesh beside data and shard, which all families have.
+modules for the rest; no: modules). *GGUF* is the architecture of GGUF files, tested in the same way,
+and against llama.cpp where transformers has no class. *Parallel* are the dimensions of a mesh
+beside data and shard, which all families have.
 
 | `model_type` | kind | heads | remembers | positions | norms | feed-forward | one call | GGUF | parallel | exact to | not supported |
 |---|---|---|---|---|---|---|---|---|---|---|---|""",  # noqa: E501
@@ -73,7 +74,7 @@ _CHINESE = (
 
 每个家族都用 transformers 保存的微型随机模型来测试，与 transformers 的 eager float32 比对。无论一次算完，还是分成不等长的块经缓存计算，输出与它（或与 transformers 的 float64）之差都小于“精确到”一栏，以标准差计；除非该栏另有说明，梯度之差小于最大梯度的 10⁻⁴。再次保存的权重逐位相同，transformers 也能加载。config.json 里不认识的键会报错，并指出键名。
 
-“记住”是缓存为一层保存的内容：每个词元的键和值，代替二者的潜在向量，或大小固定的状态。“一次调用”：解码一步是否在各种缓存里都只用一次原生调用算完所有层（–：编码器不解码；部分：前几个子层用原生调用，其余用模块；否：用模块）。“GGUF”是 GGUF 文件的架构名，以同样方式测试。“并行”列出网格中除 data 和 shard 之外的维度，这两个维度所有家族都有。不支持的键和拒绝的原因照错误信息的英文原样列出。
+“记住”是缓存为一层保存的内容：每个词元的键和值，代替二者的潜在向量，或大小固定的状态。“一次调用”：解码一步是否在各种缓存里都只用一次原生调用算完所有层（–：编码器不解码；部分：前几个子层用原生调用，其余用模块；否：用模块）。“GGUF”是 GGUF 文件的架构名，以同样方式测试；transformers 没有对应类的，另与 llama.cpp 比对。“并行”列出网格中除 data 和 shard 之外的维度，这两个维度所有家族都有。不支持的键和拒绝的原因照错误信息的英文原样列出。
 
 | `model_type` | 类型 | 头 | 记住 | 位置 | 归一化 | 前馈 | 一次调用 | GGUF | 并行 | 精确到 | 不支持 |
 |---|---|---|---|---|---|---|---|---|---|---|---|""",  # noqa: E501

@@ -23,6 +23,7 @@ from polyhead.families.common.gguf_states import Rates
 from polyhead.families.common.steps import At, RotaryPairs
 
 LLAMA = DECODERS["llama, GQA"]
+_SCALES = {"embedding_scale": 12.0, "residual_scale": 0.25, "logit_scale": 9.0}
 Kind = gguf.GGMLQuantizationType
 
 
@@ -159,6 +160,22 @@ def test_heads_may_differ_from_layer_to_layer(tmp_path: Path) -> None:
     [
         ({"architecture": "novel"}, r"general\.architecture is 'novel'; supported are .*llama"),
         ({"architecture": "step35"}, r"'step35', which is not supported: the divisors of rotary"),
+        ({"architecture": "baichuan"}, r"'baichuan', which is not supported: of all but 7B's 32"),
+        ({"architecture": "xverse", "scale": 2}, r"key 'xverse\.scale' .* is not understood"),
+        (
+            {"architecture": "deci", "attention__head_count": [6, 0, 6]},
+            r"deci\.attention\.head_count is 0; supported is a whole number from 1",
+        ),
+        (
+            {"architecture": "minicpm", **_SCALES, "residual_scale": None},
+            r"key 'minicpm\.residual_scale' is missing",
+        ),
+        (
+            {"architecture": "bailingmoe", "expert_weights_norm": False},
+            r"expert_weights_norm must be True, .* got False",
+        ),
+        ({"architecture": "minicpm", **_SCALES, "attention__head_count": 0}, r"head_count is 0"),
+        ({"architecture": "bailingmoe"}, r"expert_weights_norm must be True, .* got None"),
         ({"attention__sliding_window": 512}, r"llama\.attention\.sliding_window.*not understood"),
         ({"rope__scaling__type": "longrope"}, r"rope\.scaling\.type is 'longrope'"),
         ({"rope__scaling__attn_factor": 2.0}, r"rope\.scaling\.attn_factor.*2\.0"),

@@ -189,6 +189,8 @@ def test_splits_equal_transformers() -> None:
         ("deepseek-v3", "fooBar 1234人工.\n x", ["fooBar", " ", "123", "4", "人工", ".\n", " x"]),
         ("deepseek-v3", "a =.b.c", ["a", " =.", "b", ".c"]),
         ("seed-coder", "x.\n\n 12", ["x", ".", "\n\n", " ", "1", "2"]),
+        ("bailingmoe", "I'd x.\n\n\n 12", ["I", "'d", " x", ".\n\n\n", " ", "1", "2"]),
+        ("bailingmoe2", "x\n\n y", ["x", "\n\n", " y"]),
         ("glm4", "a 12345", ["a", " ", "123", "45"]),
         ("tekken", "HELLOWorld a/b/ 12", ["HELLOWorld", " a", "/b", "/", " ", "1", "2"]),
         ("gpt-4o", "HELLOWorld's 1234", ["HELLOWorld's", " ", "123", "4"]),

@@ -104,13 +104,14 @@ def choice_bias(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, T
 
 def fused_qkv(change: Change) -> Change:
     """The change of files that have queries, keys and values in one tensor."""
-    parts: dict[str, Tensor] = {}
+    waiting: dict[str, dict[str, Tensor]] = {"weight": {}, "bias": {}}
 
     def fused(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
         found = _QKV.fullmatch(name)
         if found is None:
             yield from change(name, tensor, config)
             return
+        parts = waiting[found[3]]
         parts[found[2]] = tensor
         if parts.keys() == {*"qkv"}:
             rows = [parts.pop(each) for each in "qkv"]

@@ -228,6 +228,20 @@ def granite_shared(config: Any) -> Mapping[str, Any]:
     }
 
 
+def ling(config: Any) -> Mapping[str, Any]:
+    """Of Ling-lite."""
+    return {
+        "expert_count": config.num_local_experts,
+        "expert_feed_forward_length": config.intermediate_size,
+        "expert_shared_count": config.shared_intermediate_size // config.intermediate_size,
+        "expert_weights_norm": True,
+        "expert_weights_scale": 1.0,
+        "feed_forward_length": 96,  # of dense layers, which there are none of
+        "leading_dense_block_count": 0,
+        "rope.dimension_count": 8,
+    }
+
+
 def granite(name: str, tensor: Tensor, config: Any) -> Made:
     """Joined rows are cut; a network that stands alone has the names of one."""
     layer = "blk." + [*name.split("."), "", ""][2]

@@ -50,7 +50,7 @@ from polyhead.families.common.tables import (
     SINKS,
 )
 from polyhead.families.common.tensors import Rule, Tensors
-from polyhead.families.granite_gguf import HYBRID, MIXTURE, SCALES, SHARED
+from polyhead.families.granite_gguf import BAILINGMOE, HYBRID, MINICPM, MIXTURE, SCALES, SHARED
 
 _MIXTURE = "layers.{i}.feed_forward."
 _SPARSE = "layers.{i}.block_sparse_moe."
@@ -333,6 +333,7 @@ FAMILIES = (
         defaults=_DEFAULTS | {"mlp_bias": False},
         write=write,
         gguf=Gguf("granite", settings=SCALES, steps=PAIRS),
+        more_gguf=(MINICPM,),
     ),
     Family(
         "granitemoe",
@@ -353,6 +354,7 @@ FAMILIES = (
         write=write_shared,
         harmless=frozenset(("router_aux_loss_coef",)),
         gguf=SHARED,
+        more_gguf=(BAILINGMOE,),
     ),
     Family(
         "granitemoehybrid",

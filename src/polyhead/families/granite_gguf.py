@@ -1,4 +1,7 @@
-"""GGUF files of Granite's mixtures with a network beside them, and of its hybrids with Mamba-2."""
+"""GGUF files of Granite's mixtures with a network beside them, and of its hybrids with Mamba-2.
+
+Granite's keys say MiniCPM (OpenBMB 2024, 2025) and Ling too, for which transformers has no class.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +31,7 @@ SCALES: Mapping[str, str | None] = {
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
+_OF_MINICPM = {key: value for key, value in SCALES.items() if key != "attention.scale"}
 _MIXTURES: Mapping[str, str | None] = {**SCALES, "expert_count": "num_local_experts"}
 _BESIDE = "expert_shared_feed_forward_length"
 _SHARED: Mapping[str, str | None] = {**_MIXTURES, _BESIDE: "shared_intermediate_size"}
@@ -62,6 +66,30 @@ def _hybrid(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _minicpm(values: Mapping[str, Any]) -> dict[str, Any]:
+    for setting in _OF_MINICPM:
+        if _OF_MINICPM[setting] not in values:
+            raise ConfigError(f"key 'minicpm.{setting}' is missing; files of early 2024 lack it")
+    return _usual_scale(values)
+
+
+def _bailingmoe(values: Mapping[str, Any]) -> dict[str, Any]:
+    if not values.get(".normalizes"):
+        raise ConfigError(
+            "expert_weights_norm must be True, as in Ling-lite and Ling-plus: got "
+            f"{values.get('.normalizes')}"
+        )
+    width = values.get(".shared", 0) * values.get("intermediate_size", 0)
+    return {**_usual_scale(values), "shared_intermediate_size": width}
+
+
+def _usual_scale(values: Mapping[str, Any]) -> dict[str, Any]:
+    # The reader reports sizes that are not above 0.
+    heads = max(1, values["num_attention_heads"])
+    size = values.get("head_dim") or values["hidden_size"] // heads
+    return {"attention_multiplier": max(1, size) ** -0.5}
+
+
 def _settings_of_hybrid(config: TransformerConfig) -> dict[str, Any]:
     return {
         **mamba2_size(config),
@@ -93,3 +121,21 @@ HYBRID = Gguf(
     values=_hybrid,
     settings_of=_settings_of_hybrid,
 )
+
+MINICPM = Gguf("minicpm", settings=_OF_MINICPM, steps=PAIRS, values=_minicpm, saved=False)
+BAILINGMOE = Gguf(
+    "bailingmoe",
+    settings={
+        "expert_count": "num_local_experts",
+        "expert_feed_forward_length": "intermediate_size",
+        "expert_shared_count": ".shared",
+        "expert_weights_norm": ".normalizes",
+        "feed_forward_length": None,  # of dense layers, which there are none of
+    },
+    constants={"leading_dense_block_count": 0, "expert_weights_scale": 1, "expert_gating_func": 1},
+    steps=PAIRS,
+    rules=SHARED.rules,
+    values=_bailingmoe,
+    saved=False,
+)
+"""Ling-lite and Ling-plus (inclusionAI 2025), whose multipliers are 1."""

@@ -11,11 +11,12 @@ from typing import Any
 
 from polyhead.config import FeedForwardConfig, MixtureConfig, QKNormConfig, TransformerConfig
 from polyhead.families.common.family import Family
-from polyhead.families.common.gguf import Gguf
+from polyhead.families.common.gguf import PAIRS, Gguf
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.mixtures import dense_layers, write_dense_layers
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain
 from polyhead.families.common.reading import read_network
+from polyhead.families.common.steps import Each, RotaryPairs, Step
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, DECODER, NETWORK, NORMS
 from polyhead.families.common.tensors import Rule, Tensors, under
 from polyhead.families.qwen_moe import EXPERTS, PROJECTIONS
@@ -104,6 +105,10 @@ _NORMS_OF_HEADS = under(
     "layers.{i}.attention.",
     {"query_layernorm": "q_norm", "key_layernorm": "k_norm"},
 )
+_NEIGHBOURS: Mapping[str, tuple[Step | Each, ...]] = {
+    **PAIRS,
+    **{f"layers.{{i}}.self_attn.{name}_layernorm": (RotaryPairs(),) for name in ("query", "key")},
+}
 _MIXTURE = "layers.{i}.feed_forward."
 _DEFAULTS = PLAIN_DEFAULTS | {"rms_norm_eps": 1e-5}
 
@@ -127,6 +132,8 @@ FAMILIES = (
                 values=_stretched,
                 saved=False,
             ),
+            # Maincoder, whose models turn neighbours, which the norms behind follow.
+            Gguf("maincoder", steps=_NEIGHBOURS, saved=False),
         ),
     ),
     Family(

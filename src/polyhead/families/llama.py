@@ -67,6 +67,17 @@ FAMILIES = (
             # InternLM 2, whose fused queries, keys and values the converter cuts, and EXAONE 3.
             Gguf("internlm2", steps=PAIRS, saved=False),
             Gguf("exaone", settings={"attention.layer_norm_epsilon": None}, saved=False),
+            # DeciLM, whose layers differ in kv heads, XVERSE, and openPangu.
+            Gguf("deci", steps=PAIRS, saved=False),
+            Gguf("xverse", steps=PAIRS, saved=False),
+            Gguf("pangu-embedded", saved=False),
+            # The number of layers tells Baichuan's 7B from 13B, which has ALiBi.
+            Gguf(
+                "baichuan",
+                steps=PAIRS,
+                fits=lambda metadata: metadata.get("baichuan.block_count") == 32,
+                saved=False,
+            ),
         ),
     ),
     Family(

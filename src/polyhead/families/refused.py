@@ -41,12 +41,19 @@ REFUSED: Mapping[str, str] = {
 }
 
 GGUF_REFUSED: Mapping[str, str] = {
+    "baichuan": "of all but 7B's 32 layers it has ALiBi, which no family has with RMSNorm",
+    "chameleon": "its queries and keys have a LayerNorm with weights and biases for each head",
     "chatglm": "the converter takes the norm's epsilon and the rotary base from keys that GLM-4's "
     "config.json has not, so files have others",
+    "deepseek": "no family has heads of their own keys and values beside experts whose weights do "
+    "not sum to 1 and a network for all tokens",
     "gemma-embedding": "its tokens see those after them, which is not built for Gemma 3",
     "gptj": "llama.cpp's converter writes no such files",
     "mistral4": "the converter writes no setting of how queries grow with their position",
     "nomic-bert-moe": "transformers' Nomic BERT has no mixture of experts",
+    "plamo": "no family has attention and network side by side behind an RMSNorm",
+    "refact": "no family has ALiBi with RMSNorm",
+    "smallthinker": "its router reads what enters the layer, before attention",
     "step35": "the divisors of rotary frequencies are computed for whole heads, of which layers "
     "without a window rotate a half",
 }

@@ -88,5 +88,6 @@ FAMILIES = (
             },
             values=lambda values: {"use_qkv_bias": values["attention_bias"]},
         ),
+        more_gguf=(Gguf("orion", saved=False),),
     ),
 )

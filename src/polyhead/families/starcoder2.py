@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from polyhead.config import EmbeddingConfig, InitialConfig, LayerConfig, TransformerConfig
@@ -15,6 +16,7 @@ from polyhead.families.common.reading import (
     read_sizes,
 )
 from polyhead.families.common.rope import reach, read_rope
+from polyhead.families.common.steps import QKVRows
 from polyhead.families.common.tables import DECODER
 from polyhead.families.common.tensors import Rule
 
@@ -50,6 +52,9 @@ def write(config: TransformerConfig) -> dict[str, Any]:
     attention: Any = config.layers[0].attention
     return {"use_bias": attention.qkv_bias, "embedding_dropout": config.embedding.dropout}
 
+
+_QKV = tuple(f"layers.{{i}}.attention.{name}_proj" for name in "qkv")
+_GGUF = Gguf("starcoder2", values=lambda values: {"use_bias": values["attention_bias"]})
 
 FAMILIES = (
     Family(
@@ -87,6 +92,15 @@ FAMILIES = (
             )
         ),
         aliases={"layer_norm_eps": "norm_epsilon", "hidden_dropout_prob": "residual_dropout"},
-        gguf=Gguf("starcoder2", values=lambda values: {"use_bias": values["attention_bias"]}),
+        gguf=_GGUF,
+        more_gguf=(
+            # CodeShell, which has one matrix of queries, keys and values.
+            replace(
+                _GGUF,
+                arch="codeshell",
+                rules=(Rule("blk.{i}.attn_qkv", _QKV, QKVRows()),),
+                saved=False,
+            ),
+        ),
     ),
 )

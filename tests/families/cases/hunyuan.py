@@ -1,7 +1,9 @@
+from collections.abc import Iterable
 from typing import Any
 
-from gguf_files import GgufCase
+from gguf_files import GgufCase, interleaved, paired
 from harness import TIED, Case, rope, ropes
+from torch import Tensor
 
 _ALPHA = rope(
     "dynamic", alpha=50.0, factor=1.0, beta_fast=32, beta_slow=1, mscale=1.0, mscale_all_dim=1.0
@@ -33,6 +35,13 @@ def _of_pictures(config: Any) -> dict[str, Any]:
     }
 
 
+def _neighbours(name: str, tensor: Tensor, config: Any) -> Iterable[tuple[str, Tensor]]:
+    """Maincoder's own order, which its converter keeps."""
+    if "_layernorm" in name and "self_attn" in name:
+        tensor = interleaved(tensor, 1)
+    yield from paired(name, tensor, config)
+
+
 def _experts(config: Any) -> dict[str, Any]:
     return {
         "expert_count": config.num_experts,
@@ -53,6 +62,7 @@ CASES = (
             GgufCase("hunyuan-dense", _stretched, options=_ALPHA),
             GgufCase("hunyuan_vl", _of_pictures, options=_ALPHA),
             GgufCase("hunyuan_vl"),
+            GgufCase("maincoder", change=_neighbours),
         ),
     ),
     Case(

@@ -8,6 +8,7 @@ from gguf_recurrent import (
     granite_shared,
     jamba,
     jamba_settings,
+    ling,
     mamba,
     mamba2,
     mamba2_settings,
@@ -262,6 +263,18 @@ CASES = (
         },
         axes=(TIED, ({}, {"attention_bias": True}, {"shared_intermediate_size": 0})),
         gguf=GgufCase("granitemoe", granite_shared, granite),
+        more_gguf=(
+            GgufCase(
+                "bailingmoe",
+                ling,
+                granite,
+                {
+                    "attention_multiplier": 8**-0.5,
+                    "shared_intermediate_size": 80,
+                    "tie_word_embeddings": False,
+                },
+            ),
+        ),
     ),
     Case(
         "zamba",

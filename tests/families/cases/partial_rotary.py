@@ -2,7 +2,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from gguf_files import GgufCase
+from gguf_files import GgufCase, fused_qkv, unchanged
 from harness import TIED, Case, rope, ropes
 from torch import Tensor
 
@@ -17,6 +17,10 @@ def _rotated(config: Any) -> Mapping[str, Any]:
 
 def _stablelm(config: Any) -> Mapping[str, Any]:
     return {**_rotated(config), "use_parallel_residual": config.use_parallel_residual}
+
+
+def _orion(config: Any) -> Mapping[str, Any]:
+    return {"rope.freq_base": None}
 
 
 def _starcoder2(config: Any) -> Mapping[str, Any]:
@@ -73,6 +77,7 @@ CASES = (
             _Stacked(),
             {"qk_layernorm": True, "use_qkv_bias": True, "use_parallel_residual": True},
         ),
+        more_gguf=(GgufCase("orion", _orion, options={"partial_rotary_factor": 1.0}),),
     ),
     Case(
         "starcoder2",
@@ -84,5 +89,10 @@ CASES = (
             ropes(8),
         ),
         gguf=GgufCase("starcoder2", _starcoder2),
+        more_gguf=(
+            GgufCase(
+                "codeshell", _starcoder2, fused_qkv(unchanged), {"tie_word_embeddings": False}
+            ),
+        ),
     ),
 )

@@ -97,6 +97,8 @@ SPLITS: Mapping[str, Split] = {
         "hunyuan",
         "f2llmv2",
         "solar-open",
+        "bailingmoe",
+        "bailingmoe2",
     ),
     "seed-coder": Split((_ONE_DIGIT.replace(r"\p{N}]+[\r\n]*|", r"\p{N}\r\n]+|"),)),
     "tekken": Split(
