@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import polyhead as ph
-from polyhead.semantics import TensorBias, Tokens
+from polyhead.semantics import SoftPromptBias, TensorBias, Tokens
 from polyhead.semantics.pairs import ScalarPair, Tile
 
 
@@ -37,6 +37,9 @@ BIASES = {
     ),
     "content behind": lambda: ph.RelativeContentBias(torch.randn(1, 4, 7, 6), nearest=0),
     "content of keys": lambda: ph.RelativeContentBias(of_key=torch.randn(1, 4, 9, 5)),
+    "soft prompt": lambda: SoftPromptBias(
+        torch.randn(12, 4), torch.randn(2, 4), length=5, max_distance=4
+    ),
 }
 TOKENS = Tokens.of(7, shift=2), Tokens.of(9)
 

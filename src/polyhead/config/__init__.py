@@ -34,6 +34,7 @@ from polyhead.config.embedding import (
     Frontend,
     PatchConfig,
     SinusoidConfig,
+    SoftPromptConfig,
     TokenDropoutConfig,
 )
 from polyhead.config.engram import EngramConfig
@@ -193,6 +194,7 @@ __all__ = [
     "SharedBlockConfig",
     "ShortConvolutionConfig",
     "SinusoidConfig",
+    "SoftPromptConfig",
     "SparseLatentAttentionConfig",
     "State",
     "StreamsConfig",

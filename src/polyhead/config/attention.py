@@ -65,7 +65,8 @@ class ALiBiConfig(Data):
 class RelativeBiasConfig(Data):
     """T5's learned bias by bucketed distance, one table ``[num_buckets, H]`` for a whole stack.
 
-    In an encoder keys ahead have buckets of their own, in a decoder they share the first.
+    In an encoder keys ahead have buckets of their own, in a decoder they share the first. Behind a
+    soft prompt of S segments the table has S² rows more, of pairs of segments.
 
     Attributes:
         num_buckets: Number of buckets of distances.

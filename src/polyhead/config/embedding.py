@@ -186,6 +186,40 @@ class FirstRowConfig(Data):
 
 
 @dataclass(frozen=True)
+class SoftPromptConfig(Data):
+    """Learned vectors in front of every text, which see its tokens and are seen by them (CPM-Ant).
+
+    They are no part of the output; in what layers give, and in probes, they stand in front. The
+    vectors of a prompt and those of tokens each add a row of a table of segments. Other prompts and
+    segments are kept, and belong to what calls do not say.
+
+    Attributes:
+        length: Vectors of a prompt.
+        num_prompts: Prompts of the table.
+        chosen: Which stands in front of a text.
+        num_segments: Rows of the table of segments.
+        segments: The row that the prompt adds, and the row that tokens add.
+    """
+
+    length: int
+    num_prompts: int = 1
+    chosen: int = 0
+    num_segments: int = 2
+    segments: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        check_whole("soft prompt length", self.length)
+        if len(self.segments) != 2 or self.segments[0] == self.segments[1]:
+            raise ConfigError(
+                f"soft prompt segments must be 2 different numbers: got {list(self.segments)}"
+            )
+        for row in (self.chosen, *self.segments):
+            check_whole("soft prompt chosen and segments", row, least=0)
+        check_whole("soft prompt num_prompts", self.num_prompts, least=self.chosen + 1)
+        check_whole("soft prompt num_segments", self.num_segments, least=max(self.segments) + 1)
+
+
+@dataclass(frozen=True)
 class AxialConfig(Data):
     """Learned positions as rows and columns of a grid (Kitaev et al. 2020, Reformer).
 
@@ -230,6 +264,7 @@ class EmbeddingConfig(Data):
         dropout: Dropout of the result, when training.
         prefix: Learned vectors in front of what an encoder-decoder's encoder reads, which are no
             part of its output.
+        soft_prompt: Learned vectors in front of what an encoder reads.
     """
 
     positions: Literal["learned", "sinusoidal", "axial"] | None = None
@@ -247,6 +282,7 @@ class EmbeddingConfig(Data):
     segments_optional: bool = False
     prefix: int = 0
     axial: AxialConfig | None = None
+    soft_prompt: SoftPromptConfig | None = None
 
     def __post_init__(self) -> None:
         if (self.positions == "axial") != (self.axial is not None):
@@ -328,6 +364,9 @@ class EmbeddingConfig(Data):
             yield ParameterGroup("embedding", 1, each.rows * (each.dim or summed), multiplied=False)
         if self.prefix:
             yield ParameterGroup("embedding", self.prefix, E, multiplied=False)
+        if (prompt := self.soft_prompt) is not None:
+            rows = prompt.num_prompts * prompt.length + prompt.num_segments
+            yield ParameterGroup("embedding", 1, rows * E, multiplied=False)
         if self.norm is not None:
             normed = E if self.projection and self.projection.of == "raw_sum" else summed
             yield ParameterGroup("norms", 1, self.norm.parameters(normed), multiplied=False)

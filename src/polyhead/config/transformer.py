@@ -150,6 +150,7 @@ class TransformerConfig(Data):
             raise ConfigError(f"encoder belongs to kind 'encoder-decoder': got kind={self.kind!r}")
         if self.embedding.prefix:
             raise ConfigError("a prefix belongs to the embedding of an encoder-decoder's encoder")
+        _check_soft_prompt(self)
         _check_per_layer(self)
         _check_distances(self)
         _check_streams(self)
@@ -309,6 +310,20 @@ class TransformerConfig(Data):
             )
         if self.head == "untied" and self.head_beside >= size:
             raise ConfigError(f"head_beside must be below {size} features: got {self.head_beside}")
+
+
+def _check_soft_prompt(config: TransformerConfig) -> None:
+    """Raises unless a soft prompt is of an encoder whose layers know tokens by attention alone."""
+    both = config.embedding, config.encoder.embedding
+    if all(each is None or each.soft_prompt is None for each in both):
+        return
+    kinds = sorted({layer.attention.kind for layer in config.layers})
+    beside = config.per_layer_embedding is not None or config.reads_tokens
+    if config.kind != "encoder" or kinds != ["heads"] or beside:
+        raise ConfigError(
+            "a soft prompt belongs to kind 'encoder' with attention of kind 'heads', and nothing "
+            f"that reads ids in its layers: got kind={config.kind!r}, attention {kinds}"
+        )
 
 
 def _check_per_layer(config: TransformerConfig) -> None:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from polyhead.config import EmbeddingConfig, TokenDropoutConfig
+from polyhead.config import EmbeddingConfig, SoftPromptConfig, TokenDropoutConfig
 from polyhead.errors import ConfigError
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.fused import dropped
@@ -82,6 +82,8 @@ class Embedding(Fixed):
         self.norm = None if config.norm is None else build_norm(normed, config.norm)
         prefix = nn.Parameter(torch.empty(config.prefix, embed_dim)) if config.prefix else None
         self.register_parameter("prefix", prefix)
+        prompt = config.soft_prompt
+        self.soft_prompt = None if prompt is None else SoftPrompt(embed_dim, prompt)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -134,7 +136,7 @@ class Embedding(Fixed):
         segments: Tensor | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """``[B, T, E]``, with the prefix in front ``[B, prefix + T, E]``.
+        """``[B, T, E]``, with P vectors of a prefix or a soft prompt in front ``[B, P + T, E]``.
 
         Args:
             ids: ``[B, T]`` whole numbers below vocab_size, or what the frontend reads.
@@ -183,7 +185,7 @@ class Embedding(Fixed):
             x = dropped(x, self.config.dropout)
         if self.prefix is not None:
             x = torch.cat((self.prefix.expand(len(x), -1, -1), x), dim=1)
-        return x
+        return x if self.soft_prompt is None else self.soft_prompt(x)
 
     def _before_projection(self, x: Tensor, lengths: Tensor | None, neighbours: int) -> Tensor:
         """What stands side by side where tokens are projected."""
@@ -211,6 +213,28 @@ class Embedding(Fixed):
             )
         vectors: Tensor = self.segments(segments)
         return vectors
+
+
+class SoftPrompt(Fixed):
+    """Learned vectors in front of a text, and the segments of both.
+
+    Args:
+        embed_dim: Embedding size E of the residual stream.
+        config: Sizes, and which rows are added.
+    """
+
+    def __init__(self, embed_dim: int, config: SoftPromptConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.vectors = nn.Embedding(config.num_prompts * config.length, embed_dim)
+        self.segments = nn.Embedding(config.num_segments, embed_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[B, length + T, E]`` of ``[B, T, E]``."""
+        length, (own, text) = self.config.length, self.config.segments
+        first = self.config.chosen * length
+        prompt = self.vectors.weight[first : first + length] + self.segments.weight[own]
+        return torch.cat((prompt.expand(len(x), -1, -1), x + self.segments.weight[text]), dim=1)
 
 
 def _with_neighbours(x: Tensor, lengths: Tensor | None, count: int) -> Tensor:

@@ -197,8 +197,13 @@ def check_call(
     Raises:
         InputError: No tokens, or an id outside the vocabulary.
         ContextLengthError: More tokens than the model's context holds.
-        ValueError: A cache for another kind of model or number of layers, or no last token.
+        ValueError: A cache for another kind of model or number of layers, no last token, or
+            positions behind a soft prompt.
     """
+    if positions is not None and config.embedding.soft_prompt is not None:
+        raise ValueError(
+            f"tokens behind a soft prompt follow on from it: got positions {list(positions.shape)}"
+        )
     if config.embedding.frontend is None:
         check_ids("ids", ids, config.vocab_size)
         check_positions(positions, start, ids, config.max_positions, cache is not None)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from polyhead.caches import SequenceCache
-from polyhead.config import LayerConfig, RelativeBiasConfig, RopeConfig
+from polyhead.config import LayerConfig, RelativeBiasConfig, RopeConfig, SoftPromptConfig
 from polyhead.errors import UnsupportedError
 from polyhead.layers.decode_plan import DecodePlan, steps
 from polyhead.layers.fixed import Fixed
@@ -21,7 +21,7 @@ from polyhead.layers.handed import Handed
 from polyhead.layers.packed import PackedRows
 from polyhead.layers.positions import RoPE
 from polyhead.layers.transformer_layer import TransformerLayer
-from polyhead.semantics import Mask, RelativeBias
+from polyhead.semantics import Mask, RelativeBias, SoftPromptBias
 
 
 def stack(
@@ -178,15 +178,24 @@ class RelativeTable(Fixed):
         config: Number of buckets and largest distance.
         num_heads: Number of query heads H.
         bidirectional: Whether keys ahead have buckets of their own.
+        prompt: In front of the text, or None.
 
     Attributes:
-        weight: ``[num_buckets, H]``.
+        weight: ``[num_buckets, H]``, with S² rows more for a prompt with S segments.
     """
 
-    def __init__(self, config: RelativeBiasConfig, num_heads: int, *, bidirectional: bool) -> None:
+    def __init__(
+        self,
+        config: RelativeBiasConfig,
+        num_heads: int,
+        *,
+        bidirectional: bool,
+        prompt: SoftPromptConfig | None = None,
+    ) -> None:
         super().__init__()
-        self.config, self.bidirectional = config, bidirectional
-        self.weight = nn.Parameter(torch.empty(config.num_buckets, num_heads))
+        self.config, self.bidirectional, self.prompt = config, bidirectional, prompt
+        rows = config.num_buckets + (0 if prompt is None else prompt.num_segments**2)
+        self.weight = nn.Parameter(torch.empty(rows, num_heads))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -196,19 +205,29 @@ class RelativeTable(Fixed):
     def bias(self) -> RelativeBias:
         """What is added to scores."""
         weight: Tensor = self.weight
-        return RelativeBias(
-            weight, bidirectional=self.bidirectional, max_distance=self.config.max_distance
-        )
+        count, far, prompt = self.config.num_buckets, self.config.max_distance, self.prompt
+        if prompt is None:
+            return RelativeBias(weight, bidirectional=self.bidirectional, max_distance=far)
+        own, text = prompt.segments
+        pairs = [count + q * prompt.num_segments + k for q, k in ((own, text), (text, own))]
+        return SoftPromptBias(weight[:count], weight[pairs], length=prompt.length, max_distance=far)
 
 
 def relative_table(
-    config: RelativeBiasConfig | None, layers: tuple[LayerConfig, ...], *, bidirectional: bool
+    config: RelativeBiasConfig | None,
+    layers: tuple[LayerConfig, ...],
+    *,
+    bidirectional: bool,
+    prompt: SoftPromptConfig | None = None,
 ) -> RelativeTable | nn.ModuleList | None:
     """The table that ``config`` describes, one for each layer, or None."""
     if config is None:
         return None
     heads, count = layers[0].attention.num_heads, len(layers) if config.per_layer else 1
-    tables = [RelativeTable(config, heads, bidirectional=bidirectional) for _ in range(count)]
+    tables = [
+        RelativeTable(config, heads, bidirectional=bidirectional, prompt=prompt)
+        for _ in range(count)
+    ]
     return nn.ModuleList(tables) if config.per_layer else tables[0]
 
 

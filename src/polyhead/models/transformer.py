@@ -52,7 +52,7 @@ from polyhead.models.inputs import (
 )
 from polyhead.models.observation import Observation, observe
 from polyhead.models.stack import biases, relative_table, run_layers, stack
-from polyhead.semantics import Causal, Mask
+from polyhead.semantics import Causal, KeyLengths, Mask
 
 
 class Transformer(Fixed):
@@ -113,7 +113,10 @@ class Transformer(Fixed):
             )
         two_ways = config.kind == "encoder"
         self.relative_bias = relative_table(
-            config.relative_bias, config.layers, bidirectional=two_ways
+            config.relative_bias,
+            config.layers,
+            bidirectional=two_ways,
+            prompt=config.embedding.soft_prompt,
         )
         self.encoder_relative_bias = relative_table(
             encoder.relative_bias, config.encoder_layers, bidirectional=True
@@ -255,6 +258,9 @@ class Transformer(Fixed):
         if (embedding := self.config.embedding).reads_lengths:
             reader = "token_dropout" if embedding.token_dropout else "an embedding of neighbours"
             counted = (lengths_of(mask, ids, reader),)
+        prompt = embedding.soft_prompt
+        if prompt is not None and mask is not None:
+            mask = KeyLengths(lengths_of(mask, ids, "a soft prompt") + prompt.length)
         at = start if positions is None else positions
         scored, added = (segments, None) if self._scores_segments else (None, segments)
         entered = [self.embedding(ids, at, added, *counted)]
@@ -301,6 +307,8 @@ class Transformer(Fixed):
             raise
         if cache is not None and context is not None:
             cache.context, cache.context_mask = context, context_mask
+        if prompt is not None:
+            x = x[:, prompt.length :]
         if last is not None:
             x = x[:, -last:]
         if self.streams is not None:

@@ -62,11 +62,10 @@ def _around(config: TransformerConfig) -> Iterator[ParameterGroup]:
     if config.final_norm is not None:
         yield ParameterGroup("norms", 1, config.final_norm.parameters(last), multiplied=False)
     if config.relative_bias is not None:
-        heads = config.layers[0].attention.num_heads
+        heads, prompt = config.layers[0].attention.num_heads, config.embedding.soft_prompt
+        rows = config.relative_bias.num_buckets + (0 if prompt is None else prompt.num_segments**2)
         for _ in config.layers if config.relative_bias.per_layer else (0,):
-            yield ParameterGroup(
-                "attention", heads, config.relative_bias.num_buckets, multiplied=False
-            )
+            yield ParameterGroup("attention", heads, rows, multiplied=False)
     yield from transform_groups(last, config.head_transforms)
     size = last_dim(last, config.head_transforms)
     if own := size - config.head_beside if config.head == "untied" else 0:

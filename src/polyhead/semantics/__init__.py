@@ -31,6 +31,7 @@ from polyhead.semantics.masks import (
     Visibility,
     Window,
 )
+from polyhead.semantics.soft_prompt_bias import SoftPromptBias
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 from polyhead.semantics.state import State, add_sinks, merge_states
 from polyhead.semantics.tokens import Span, Tokens
@@ -55,6 +56,7 @@ __all__ = [
     "RelativeBias",
     "RelativeContentBias",
     "RoundedALiBi",
+    "SoftPromptBias",
     "Span",
     "Specification",
     "State",

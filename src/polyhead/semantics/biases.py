@@ -276,7 +276,7 @@ class RelativeBias(Bias, arguments={"table": Tensor, "bidirectional": bool, "max
 
         Its table must not change while it is used.
         """
-        made = self.with_tensors((self.table.detach(),))
+        made = self.with_tensors([each.detach() for each in self.tensors])
         made._keeps_numbers = True
         return made
 
