@@ -20,9 +20,15 @@ pytestmark = [
 CASES = all_cases()
 
 
-REFUSED = "'longrope' beyond", "'dynamic' beyond", "capacity=3", "RelativeContentBias"
+REFUSED = (
+    "'longrope' beyond",
+    "'dynamic' beyond",
+    "capacity=3",
+    "RelativeContentBias",
+    "SoftPromptBias",
+)
 """What an option may ask for and cannot keep its bits."""
-ALWAYS = ("inkling_text", "xlnet")
+ALWAYS = ("cpmant", "inkling_text", "xlnet")
 """Families whose every option asks for that."""
 
 

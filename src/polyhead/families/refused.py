@@ -16,8 +16,6 @@ REFUSED: Mapping[str, str] = {
     "transfo-xl": "transformers no longer has its classes, so no result is known",
     "git": "a text follows the patches of a picture in one sequence",
     "voxtral_realtime": "every layer reads how long the text waits for the sound",
-    "cpmant": "every token sees its whole call, later tokens too, so a cache gives other logits "
-    "than one pass",
     "fnet": "it mixes tokens by a Fourier transform, not attention",
     "nystromformer": "its weights are a product through means of runs of tokens, with an inverse "
     "found by iterations",
