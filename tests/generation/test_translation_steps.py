@@ -12,6 +12,7 @@ from polyhead.config import (
     EmbeddingConfig,
     FeedForwardConfig,
     LayerConfig,
+    MergedAttentionConfig,
     NormConfig,
     TransformerConfig,
 )
@@ -24,14 +25,16 @@ from polyhead.semantics import KeyLengths
 EOS, START = 2, 1
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture(scope="module", params=["cross", "merged"])
+def model(request):
     torch.manual_seed(0)
     attention = AttentionConfig(4, 2, 6)
     network = FeedForwardConfig(20)
     norm = NormConfig("layernorm", bias=True)
     layer = LayerConfig(attention, network, norm, norm_placement="post")
     decoder = LayerConfig(attention, network, norm, "post", cross_attention=attention)
+    if request.param == "merged":
+        decoder = LayerConfig(MergedAttentionConfig(4, 2, 6, window=5), network, norm, "post")
     config = TransformerConfig(
         "encoder-decoder", 30, 24, 64, (decoder,) * 2, (layer,) * 2,
         embedding=EmbeddingConfig(positions="sinusoidal"), final_norm=None,
@@ -92,6 +95,7 @@ def test_beams_that_share_a_source_equal_rows_with_sources_of_their_own(
     assert rows <= set(range(1, len(sources) + 1)), "a source is held once, not once for each beam"
 
 
+@torch.no_grad()
 def test_rows_that_are_no_multiple_of_the_contexts_are_refused(model):
     cache = model.new_cache()
     mask = KeyLengths(torch.tensor([3, 2]))

@@ -84,7 +84,7 @@ class ModelCache:
         chosen = layer_caches(
             config, kind=kind, page_size=page_size, quantized=quantized, spare=spare
         )
-        crossing = [layer for layer in config.layers if layer.cross_attention is not None]
+        crossing = [layer for layer in config.layers if layer.crossing is not None]
         return cls(
             [
                 StoredCache(layer.layout, layer.storage, capacity)

@@ -73,6 +73,7 @@ from polyhead.config.memories import (
     Tail,
     TokenIds,
 )
+from polyhead.config.merged_attention import MergedAttentionConfig
 from polyhead.config.mixture import MixtureConfig
 from polyhead.config.native_sparse import NativeSparseAttentionConfig
 from polyhead.config.norm import NormConfig
@@ -165,6 +166,7 @@ __all__ = [
     "MambaConfig",
     "MeanIndexerConfig",
     "Memory",
+    "MergedAttentionConfig",
     "MixedConnectionsConfig",
     "MixtureConfig",
     "NativeSparseAttentionConfig",

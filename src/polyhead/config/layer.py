@@ -128,6 +128,8 @@ class LayerConfig(Data):
                 "attention_norm=False belongs to norm_placement 'pre' without parallel: got "
                 f"{self.norm_placement!r}, parallel={self.parallel!r}"
             )
+        if self.cross_attention is not None and self.attention.of_context is not None:
+            raise ConfigError(f"{self.attention.described} goes without cross_attention: got one")
         self._check_streams()
         self._check_shortcut(norms_input)
         self._check_adapter(norms_input)
@@ -145,6 +147,11 @@ class LayerConfig(Data):
                 "feed_forward_out_norm belongs to norm_placement 'pre' without parallel: got "
                 f"{self.norm_placement!r}, parallel={self.parallel!r}"
             )
+
+    @property
+    def crossing(self) -> AttentionConfig | None:
+        """The attention to the encoder's output, by itself or within ``attention``."""
+        return self.cross_attention or self.attention.of_context
 
     def _check_streams(self) -> None:
         """Raises where LAuReL or streams do not go with the other fields."""

@@ -12,13 +12,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from polyhead.config.data import OneOfSeveral
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.rope import RopeConfig
 from polyhead.errors import ConfigError
+
+if TYPE_CHECKING:
+    from polyhead.config.attention import AttentionConfig
 
 EMBEDDING = -1
 """The number under which the embedding hands on, and what a call is given beside tokens."""
@@ -118,6 +121,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "distance_profiles": "polyhead.config.distance_profiles",
         "engram": "polyhead.config.engram",
         "gated_selective": "polyhead.config.gated_selective",
+        "merged": "polyhead.config.merged_attention",
         "relative": "polyhead.config.relative_attention",
         "shared_block": "polyhead.config.shared_block",
     }
@@ -160,6 +164,11 @@ class HeadLayout(OneOfSeveral, ABC):
     @property
     def one_pass(self) -> str | None:
         """Why it computes whole texts and has no cache; None: it can have one."""
+        return None
+
+    @property
+    def of_context(self) -> AttentionConfig | None:
+        """The attention to the encoder's output that is part of it; None: it has none."""
         return None
 
     @property

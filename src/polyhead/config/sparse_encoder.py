@@ -8,8 +8,9 @@ from polyhead.errors import ConfigError
 
 
 def check_plain(config: AttentionConfig, what: str, *, allowed: tuple[str, ...] = ()) -> None:
-    """Raises ConfigError for what an encoder's heads over several sets of keys cannot have."""
-    if config.window is not None and config.window_ahead is None:
+    """Raises ConfigError for what heads over several sets of keys cannot have."""
+    behind = config.window is not None and config.window_ahead is None
+    if behind and "window" not in allowed:
         raise ConfigError(f"{what} belong to an encoder: give window_ahead beside window")
     plain = AttentionConfig(config.num_heads, config.num_kv_heads, config.head_dim)
     for name in (

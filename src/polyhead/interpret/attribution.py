@@ -35,7 +35,7 @@ class LogitAttribution(Contributions):
     def __init__(self, model: nn.Module, ids: Tensor) -> None:
         transformer = transformer_of(model)
         for number, layer in enumerate(transformer.config.layers):
-            if layer.per_layer_input is not None or layer.output_scale or layer.cross_attention:
+            if layer.per_layer_input is not None or layer.output_scale or layer.crossing:
                 raise UnsupportedError(
                     f"layer {number} writes more than attention and network to the stream, or "
                     "scales it: shares would not add up"

@@ -46,6 +46,7 @@ from polyhead.config import (
     LshAttentionConfig,
     Mamba2Config,
     MambaConfig,
+    MergedAttentionConfig,
     MixedConnectionsConfig,
     MixtureConfig,
     NativeSparseAttentionConfig,
@@ -104,6 +105,7 @@ from polyhead.layers.low_rank_connections import LowRankConnections
 from polyhead.layers.lsh_attention import LshAttention
 from polyhead.layers.mamba import Mamba
 from polyhead.layers.mamba2 import Mamba2
+from polyhead.layers.merged_attention import MergedAttention
 from polyhead.layers.native_sparse_attention import NativeSparseAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
@@ -205,6 +207,8 @@ __all__ = [
     "Mamba2",
     "Mamba2Config",
     "MambaConfig",
+    "MergedAttention",
+    "MergedAttentionConfig",
     "MixedConnections",
     "MixedConnectionsConfig",
     "MixtureConfig",

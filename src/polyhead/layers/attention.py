@@ -312,6 +312,26 @@ class MultiHeadAttention(HeadProjections):
         cache: KeyValueCache | None,
     ) -> tuple[Tensor, KeyValueSource]:
         q = self._queries(linear(x, self.q_proj), 0 if positions is None else positions)
+        at = 0 if context_positions is None else context_positions
+        return q, self._context_source(context, len(x), at, context_positions, cache)
+
+    def _context_source(
+        self,
+        context: Context,
+        batch: int,
+        rotated: int | Tensor | None,
+        positions: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> KeyValueSource:
+        """Keys and values of a context, of the call's or those that the cache holds.
+
+        Args:
+            context: As in ``forward``.
+            batch: Rows of the call.
+            rotated: By which positions keys are rotated; None: they are not.
+            positions: Of the keys.
+            cache: As in ``forward``.
+        """
         for_k, for_v = context if isinstance(context, tuple) else (context, context)
         if cache is not None and cache.length:
             if for_k.shape[1] != cache.length:
@@ -319,24 +339,21 @@ class MultiHeadAttention(HeadProjections):
                     f"the cache holds a context of {cache.length} tokens: got one of "
                     f"{for_k.shape[1]}; reset the cache for another context"
                 )
-            return q, cache.source()
-        B = x.shape[0]
+            return cache.source()
         for name, c, dim in (("kdim", for_k, self.kdim), ("vdim", for_v, self.vdim)):
-            if c.ndim != 3 or c.shape[0] != B or c.shape[2] != dim:
-                raise ValueError(f"context must be [B={B}, S, {name}={dim}]: got {list(c.shape)}")
+            if c.ndim != 3 or c.shape[0] != batch or c.shape[2] != dim:
+                raise ValueError(
+                    f"context must be [B={batch}, S, {name}={dim}]: got {list(c.shape)}"
+                )
         if self.config.values_from_keys:
             k = v = linear(for_k, self.k_proj)
         elif for_k is for_v:
             k, v = fused.linears(for_k, self.k_proj, self.v_proj)
         else:
             k, v = linear(for_k, self.k_proj), linear(for_v, self.v_proj)
-        k = self._placed(
-            k, self.num_kv_heads, "k_norm", 0 if context_positions is None else context_positions
-        )
+        k = self._placed(k, self.num_kv_heads, "k_norm", rotated)
         v = self._values(v)
-        if cache is None:
-            return q, DenseSource(k, v, context_positions)
-        return q, cache.append(k, v, context_positions)
+        return DenseSource(k, v, positions) if cache is None else cache.append(k, v, positions)
 
     def _with_window(self, mask: Mask | None) -> Mask | None:
         if type(mask) is Causal:

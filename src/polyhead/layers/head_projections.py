@@ -145,8 +145,10 @@ class HeadProjections(Hooked):
             values = self.v_norm(values)
         return values.transpose(1, 2)
 
-    def _placed(self, projected: Tensor, heads: int, norm: str, positions: int | Tensor) -> Tensor:
-        """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalized and rotated."""
+    def _placed(
+        self, projected: Tensor, heads: int, norm: str, positions: int | Tensor | None
+    ) -> Tensor:
+        """``[B, T, heads · D]`` as ``[B, heads, T, D]``, normalized and rotated; None: not that."""
         place = self.qk_norm_place
         if place == "full_width":
             projected = getattr(self, norm)(projected)
@@ -155,7 +157,7 @@ class HeadProjections(Hooked):
         x = projected.view(*projected.shape[:2], heads, self.head_dim)
         if place == "before_rope":
             x = getattr(self, norm)(x)
-        if self.rope is not None:
+        if self.rope is not None and positions is not None:
             x = self.rope.apply(x, positions, head_axis=2)
         if place == "after_rope":
             x = getattr(self, norm)(x)

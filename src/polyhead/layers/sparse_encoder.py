@@ -22,15 +22,24 @@ from polyhead.layers.attention import Context, MultiHeadAttention
 from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.record import AttentionRecord, hooks_here
-from polyhead.semantics import Bias, DenseSource, Keep, KeyLengths, Mask, Tokens, merge_states
-from polyhead.semantics.arguments import query_tokens
+from polyhead.semantics import (
+    Bias,
+    DenseSource,
+    Keep,
+    KeyLengths,
+    KeyValueSource,
+    Mask,
+    Tokens,
+    merge_states,
+)
+from polyhead.semantics.arguments import query_tokens, with_source_mask
 
 
 class KeySet(NamedTuple):
     """Some of the keys of a call.
 
     Attributes:
-        source: Keys and values.
+        source: Keys and values; of fewer rows than the queries, where rows side by side share one.
         mask: Which of them a query sees.
         bias: Added to the scores.
         q_positions: Positions of the queries among these keys; None: the last query lines up with
@@ -38,7 +47,7 @@ class KeySet(NamedTuple):
         times: How many times each key counts.
     """
 
-    source: DenseSource
+    source: KeyValueSource
     mask: Mask | None = None
     bias: Bias | None = None
     q_positions: Tensor | None = None
@@ -65,10 +74,13 @@ def attend_key_sets(
     """
     outs, lses = [], []
     for seen in sets:
+        rows = _folded(q, seen.source.batch)
         out, lse = attention(
-            q, seen.source, mask=seen.mask, bias=seen.bias, q_positions=seen.q_positions,
+            rows, seen.source, mask=seen.mask, bias=seen.bias, q_positions=seen.q_positions,
             return_lse=True, **options,
         )  # fmt: skip
+        if rows is not q:
+            out, lse = _unfolded(out, len(q)), _unfolded(lse, len(q))
         outs.append(out)
         lses.append(lse + math.log(seen.times) if seen.times != 1 else lse)
     heads, lse = merge_states(outs, lses)
@@ -77,11 +89,12 @@ def attend_key_sets(
         q_tokens = query_tokens(q, first.source, first.q_positions)
         made = _drawn(q, sets) if shown is None else (first.source, shown, None)
         source, mask, bias = made
+        k, v = source.gather()
         record = AttentionRecord(
             layer=layer,
             q=q,
-            k=source.k,
-            v=source.v,
+            k=k,
+            v=v,
             mask=mask,
             bias=bias,
             scale=options["scale"],
@@ -97,25 +110,37 @@ def attend_key_sets(
     return heads
 
 
-def _drawn(q: Tensor, sets: Sequence[KeySet]) -> tuple[DenseSource, Mask, Tensor]:
+def _folded(q: Tensor, batch: int) -> Tensor:
+    """``[B · K, H, T, D]`` as ``[B, H, K · T, D]``, for so many rows B of keys."""
+    if len(q) == batch:
+        return q
+    return q.reshape(batch, -1, *q.shape[1:]).transpose(1, 2).flatten(2, 3)
+
+
+def _unfolded(x: Tensor, batch: int) -> Tensor:
+    """``[B, H, K · T, ...]`` as ``[B · K, H, T, ...]``."""
+    shape = (*x.shape[:2], batch // len(x), -1, *x.shape[3:])
+    return x.reshape(shape).transpose(1, 2).flatten(0, 1)
+
+
+def _drawn(q: Tensor, sets: Sequence[KeySet]) -> tuple[KeyValueSource, Mask, Tensor]:
     """All keys as one source, their mask and their bias ``[B, H, T, S]``."""
-    masks, biases = [], []
+    masks, biases, read = [], [], []
     for seen in sets:
-        source = seen.source
-        shape = (*q.shape[:3], source.tokens.length)
-        tokens = query_tokens(q, source, seen.q_positions), source.tokens
+        source, rows = seen.source, _folded(q, seen.source.batch)
+        shape = (*rows.shape[:3], source.tokens.length)
+        tokens = query_tokens(rows, source, seen.q_positions), source.tokens
         allowed = torch.ones((), dtype=torch.bool, device=q.device)
         added = q.new_full((), math.log(seen.times))
-        if seen.mask is not None:
-            allowed = seen.mask.visible(*tokens, q.device)
+        if (mask := with_source_mask(seen.mask, source)) is not None:
+            allowed = mask.visible(*tokens, q.device)
         if seen.bias is not None:
-            added = added + seen.bias.tile(*tokens, q)
-        masks.append(allowed.expand(shape))
-        biases.append(added.expand(shape))
-    keys, values = (
-        torch.cat(each, dim=2)
-        for each in zip(*((seen.source.k, seen.source.v) for seen in sets), strict=True)
-    )
+            added = added + seen.bias.tile(*tokens, rows)
+        masks.append(_unfolded(allowed.expand(shape), len(q)))
+        biases.append(_unfolded(added.expand(shape), len(q)))
+        times = len(q) // source.batch
+        read.append([each.repeat_interleave(times, dim=0) for each in source.gather()])
+    keys, values = (torch.cat(each, dim=2) for each in zip(*read, strict=True))
     joined = DenseSource.over(keys, values, Tokens.of(keys.shape[2]))
     return joined, Keep(torch.cat(masks, dim=3)), torch.cat(biases, dim=3)
 

@@ -165,6 +165,7 @@ class TransformerLayer(Fixed):
         for part in config.parts:  # an attribute each, which the decode plan compares
             setattr(self, f"_{part}_mix", config.mix(part))
         self._hands = bool(config.attention.hands_on or config.attention.reads)
+        self._merges = config.attention.of_context is not None
         network = config.feed_forward
         self._hands_network = network is not None and network.takes_handed
         self.attention = build_attention(embed_dim, config.attention, rope)
@@ -258,7 +259,7 @@ class TransformerLayer(Fixed):
         """
         if unknown:
             refuse(type(self).__name__, unknown)
-        if (context is None) != (self.cross_attention is None):
+        if (context is None) != (self.config.crossing is None):
             raise ValueError(
                 "this layer has cross-attention and needs a context: got none"
                 if context is None
@@ -363,6 +364,11 @@ class TransformerLayer(Fixed):
             normed = h if self.config.laurel_rank is not None else None
             if self._hands:
                 attention["handed"] = handed
+            if self._merges:
+                attention |= {
+                    "context": context, "context_mask": context_mask,
+                    "context_cache": context_cache,
+                }  # fmt: skip
             beside = self._beside(x, h) if self.config.parallel is not None else None
             h = self.attention(h, kernel=kernel, **attention)
             if call is not None:

@@ -135,10 +135,9 @@ def flops(
     for (shape, stride), times in Counter(zip(model.layers, strides, strict=True)).items():
         tokens = -(-queries // stride)
         _add_layer(sums, shape, E, times, tokens, cached, batch_size, causal=causal)
-        if shape.cross_attention is not None:
-            _add_cross(
-                sums, shape.cross_attention, E, C, times, queries, cached, batch_size, context
-            )
+        if shape.crossing is not None:
+            own = 0 if shape.cross_attention is None else E
+            _add_cross(sums, shape.crossing, own, C, times, queries, cached, batch_size, context)
     if model.encoder_layers and not cached:
         for shape, times in Counter(model.encoder_layers).items():
             _add_layer(sums, shape, C, times, context, 0, batch_size, causal=False)

@@ -196,7 +196,7 @@ def caches(
     """One cache per decoder layer, then one per cross-attention; an encoder has none."""
     if model.kind == "encoder":
         return ()
-    crossed = [layer.cross_attention for layer in model.layers if layer.cross_attention]
+    crossed = [layer.crossing for layer in model.layers if layer.crossing]
     return (
         *(
             layer_cache(

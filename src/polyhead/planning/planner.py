@@ -259,9 +259,9 @@ def _by_layer(
     if model.kind != "encoder":
         shapes = [(i, layer.attention, False) for i, layer in enumerate(model.layers)]
         shapes += [
-            (i, layer.cross_attention, True)
+            (i, layer.crossing, True)
             for i, layer in enumerate(model.layers)
-            if layer.cross_attention is not None
+            if layer.crossing is not None
         ]
     groups: dict[tuple[LayerCache, str, bool], list[int]] = {}
     for (i, shape, cross), cache in zip(shapes, layers, strict=True):
