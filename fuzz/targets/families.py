@@ -100,6 +100,7 @@ ODD: tuple[Any, ...] = (
     "",
     [[]],
 )
+_STACKS = {"t5gemma": "gemma2", "t5gemma2": "gemma3_text"}
 path = Path()
 
 
@@ -117,9 +118,10 @@ def complete(name: str) -> dict[str, Any]:
     Raises:
         ConfigError: The family needs a key that ``SIZES`` does not have.
     """
-    if name == "t5gemma":
-        stack = {key: value for key, value in complete("gemma2").items() if key != "model_type"}
-        return {"model_type": name, "vocab_size": 64, "encoder": stack, "decoder": stack}
+    if (of_stack := _STACKS.get(name)) is not None:
+        stack = {key: value for key, value in complete(of_stack).items() if key != "model_type"}
+        inner = stack if name == "t5gemma" else {"text_config": stack}
+        return {"model_type": name, "vocab_size": 64, "encoder": inner, "decoder": stack}
     family = families()[name]
     called = {theirs: ours for ours, theirs in family.aliases.items()}
     values: dict[str, Any] = {"model_type": name}

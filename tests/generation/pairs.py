@@ -32,6 +32,10 @@ _DECODER = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "max_position_embeddings": 64, "initializer_range": 0.5, **IDS,
 }  # fmt: skip
+_GEMMA = {
+    "vocab_size": VOCABULARY, "head_dim": 8, "num_key_value_heads": 2, "sliding_window": 6,
+    "query_pre_attn_scalar": 8, "layer_types": ["sliding_attention", "full_attention"], **_DECODER,
+}  # fmt: skip
 
 CONFIGS = {
     "t5": (hf.T5Config, {**_T5, "feed_forward_proj": "gated-gelu"}),
@@ -45,6 +49,12 @@ CONFIGS = {
         hf.SwitchTransformersConfig,
         {**_T5, "num_experts": 2, "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1,
          "expert_capacity": 64},
+    ),
+    "t5gemma2": (
+        hf.T5Gemma2Config,
+        {"encoder": {"text_config": _GEMMA, "vision_config": {"num_hidden_layers": 0,
+         "hidden_size": 1, "num_attention_heads": 1, "image_size": 16, "patch_size": 1}},
+         "decoder": _GEMMA, "decoder_start_token_id": EOS, **IDS},
     ),
     "gpt2": (
         hf.GPT2Config,

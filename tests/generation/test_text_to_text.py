@@ -28,7 +28,7 @@ import polyhead as ph
 from polyhead.caches import Quantized
 from polyhead.checkpoints import Checkpoint, Tokenizer, load_checkpoint, save_checkpoint
 
-FAMILIES = ("t5", "bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot")
+FAMILIES = ("t5", "bart", "mbart", "pegasus", "marian", "m2m_100", "blenderbot", "t5gemma2")
 TEXTS = ["the cat sat on the mat", "a", "dogs and cats"]
 
 

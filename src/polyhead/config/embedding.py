@@ -247,6 +247,8 @@ class EmbeddingConfig(Data):
 
     Attributes:
         positions: Learned, sinusoidal, or none here (rotary and biases belong to attention).
+        own_vector: An id whose vector is a parameter of its own and not scaled; the row that it has
+            in the table is for logits alone (T5Gemma 2's end of an image).
         axial: Learned positions in place of a table of them, where ``positions`` is ``"axial"``.
         position_offset: Position p is row p + offset of the table, or counts as p + offset (2 in
             OPT, BART, RoBERTa, M2M-100, XGLM). A learned table has max_positions + offset rows.
@@ -283,6 +285,7 @@ class EmbeddingConfig(Data):
     prefix: int = 0
     axial: AxialConfig | None = None
     soft_prompt: SoftPromptConfig | None = None
+    own_vector: int | None = None
 
     def __post_init__(self) -> None:
         if (self.positions == "axial") != (self.axial is not None):
@@ -301,6 +304,12 @@ class EmbeddingConfig(Data):
         check_whole("embedding prefix", self.prefix, least=0)
         check_positive("embedding scale", self.scale)
         check_share("embedding dropout", self.dropout)
+        if self.own_vector is not None:
+            check_whole("embedding own_vector", self.own_vector, least=0)
+            if self.frontend is not None or self.projection is not None:
+                raise ConfigError(
+                    f"own_vector is of an id, without projection: got own_vector={self.own_vector}"
+                )
         if self.frontend is not None and (
             self.num_segments or self.first_rows or self.projection or self.token_dropout
         ):
@@ -367,6 +376,8 @@ class EmbeddingConfig(Data):
         if (prompt := self.soft_prompt) is not None:
             rows = prompt.num_prompts * prompt.length + prompt.num_segments
             yield ParameterGroup("embedding", 1, rows * E, multiplied=False)
+        if self.own_vector is not None:
+            yield ParameterGroup("embedding", 1, E, multiplied=False)
         if self.norm is not None:
             normed = E if self.projection and self.projection.of == "raw_sum" else summed
             yield ParameterGroup("norms", 1, self.norm.parameters(normed), multiplied=False)

@@ -34,7 +34,6 @@ REFUSED: Mapping[str, str] = {
     "encoder-decoder": "it joins an encoder and a decoder of any two types",
     "seamless_m4t": _SPEECH,
     "seamless_m4t_v2": _SPEECH,
-    "t5gemma2": "its decoder sees its own tokens and the encoder's in one softmax",
     "nllb-moe": "transformers' own class uses two of its experts alone, so no result is known",
 }
 

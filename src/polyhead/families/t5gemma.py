@@ -12,7 +12,7 @@ from typing import Any
 
 from polyhead.config import EncoderConfig, LayerConfig, TransformerConfig
 from polyhead.families import gemma
-from polyhead.families.common.config_json import HARMLESS
+from polyhead.families.common.config_json import HARMLESS, read_keys
 from polyhead.families.common.family import Family
 from polyhead.families.common.keys import Keys
 from polyhead.families.common.reading import read_head, read_token_ids
@@ -29,16 +29,11 @@ _OF_A_STACK = frozenset(("model_type", "dropout_rate", "is_decoder", "cross_atte
 
 
 def read(keys: Keys) -> TransformerConfig:
-    dropout = keys.number("dropout_rate")
-    attention_dropout = keys.number("attention_dropout")
     encoder, decoder = (
-        _stack(keys, side, attention_dropout, dropout) for side in ("encoder", "decoder")
+        read_stack(keys, side, keys.take(side), _GEMMA_2) for side in ("encoder", "decoder")
     )
     if encoder.final_norm != decoder.final_norm:
         raise keys.refused("encoder", encoder.final_norm, "the rms_norm_eps of the decoder")
-    keys.take("vocab_size", None)  # the stacks' own count
-    ids = read_token_ids(keys)
-    ids |= {field: getattr(decoder, field) for key, field in _IDS.items() if not keys.has(key)}
     return replace(
         decoder,
         kind="encoder-decoder",
@@ -52,18 +47,35 @@ def read(keys: Keys) -> TransformerConfig:
             max_positions=encoder.max_positions,
         ),
         head=read_head(keys),
-        **ids,
+        **read_ids(keys, decoder),
     )
 
 
-def _stack(keys: Keys, side: str, attention_dropout: float, dropout: float) -> TransformerConfig:
-    """One of the two as Gemma 2 would have it."""
-    values = keys.take(side)
+def read_ids(keys: Keys, decoder: TransformerConfig) -> dict[str, Any]:
+    """Special tokens, the decoder's where the file says none of the whole."""
+    keys.whole("vocab_size", None)  # the stacks have their own
+    ids = read_token_ids(keys)
+    return ids | {
+        field: getattr(decoder, field) for key, field in _IDS.items() if not keys.has(key)
+    }
+
+
+def read_stack(keys: Keys, side: str, values: object, family: Family) -> TransformerConfig:
+    """One of the two as a decoder of ``family`` would have it, with the dropout of the whole.
+
+    Args:
+        keys: Of the whole.
+        side: What errors call it.
+        values: Its object.
+        family: Whose keys these are.
+    """
+    dropout, attention_dropout = keys.number("dropout_rate"), keys.number("attention_dropout")
     if not isinstance(values, Mapping):
         raise keys.refused(side, values, "an object")
     values = {**values, "attention_dropout": attention_dropout}
-    own = Keys(values, f"{keys.where}: {side}", defaults=_GEMMA_2.defaults)
-    config = gemma.read(own, second=True)
+    own = Keys(values, f"{keys.where}: {side}", defaults=family.defaults)
+    own.take("model_type", None)
+    config = read_keys(own, family)
     own.finish(HARMLESS | _OF_A_STACK)
     layers = tuple(
         replace(
@@ -118,49 +130,48 @@ def write(config: TransformerConfig) -> dict[str, Any]:
         embedding=own.embedding,
     )
     return {
-        "encoder": _written(encoder) | {"is_decoder": False},
-        "decoder": _written(decoder) | {"is_decoder": True},
+        "encoder": write_stack(encoder, _GEMMA_2) | {"is_decoder": False},
+        "decoder": write_stack(decoder, _GEMMA_2) | {"is_decoder": True},
         "dropout_rate": config.embedding.dropout,
     }
 
 
-def _written(config: TransformerConfig) -> dict[str, Any]:
-    """A stack's own keys: those that Gemma 2's reader takes."""
-    values = {**write_common(config), **gemma.write_second(config)}
-    keys = Keys(values, "t5gemma", defaults=_GEMMA_2.defaults)
-    gemma.read(keys, second=True)
+def write_stack(config: TransformerConfig, family: Family) -> dict[str, Any]:
+    """A stack's own keys: those that the family's reader takes."""
+    values = {**write_common(config), **family.write(config)}
+    keys = Keys(values, family.model_type, defaults=family.defaults)
+    family.read(keys)
     unread = {*keys.untaken()}
     return {key: value for key, value in values.items() if key not in unread}
 
 
+def rules_of(side: str, ours: str, *parts: str) -> list[Rule]:
+    """Rules of a stack but for its tokens, where ``parts`` have norms on both sides."""
+    named = {"self_attn": "attention", "cross_attn": "cross_attention"}
+    rules = [
+        Rule(f"{side}.norm", f"{ours}final_norm"),
+        *(Rule(f"{side}.{rule.theirs}", ours + rule.ours[0]) for rule in (*ATTENTION, *NETWORK)),
+    ]
+    for part in parts:
+        name = named.get(part, "feed_forward")
+        rules += under(
+            f"{side}.layers.{{i}}.",
+            f"{ours}layers.{{i}}.",
+            {
+                f"pre_{part}_layernorm": f"{name}_norm",
+                f"post_{part}_layernorm": f"{name}_out_norm",
+            },
+        )
+    return rules
+
+
 def _rules() -> list[Rule]:
-    rules: list[Rule] = []
-    for side, ours, parts in (
-        ("encoder", "encoder_", ("self_attn", "feedforward")),
-        ("decoder", "", ("self_attn", "cross_attn", "feedforward")),
-    ):
-        named = {"self_attn": "attention", "cross_attn": "cross_attention"}
-        rules += [
-            Rule(f"{side}.embed_tokens", f"{ours}embedding.tokens"),
-            Rule(f"{side}.norm", f"{ours}final_norm"),
-            *(
-                Rule(f"{side}.{rule.theirs}", ours + rule.ours[0])
-                for rule in (*ATTENTION, *NETWORK)
-            ),
-        ]
-        for part in parts:
-            name = named.get(part, "feed_forward")
-            rules += under(
-                f"{side}.layers.{{i}}.",
-                f"{ours}layers.{{i}}.",
-                {
-                    f"pre_{part}_layernorm": f"{name}_norm",
-                    f"post_{part}_layernorm": f"{name}_out_norm",
-                },
-            )
     cross = {f"{each}_proj": f"{each}_proj" for each in "qkvo"}
     return [
-        *rules,
+        Rule("encoder.embed_tokens", "encoder_embedding.tokens"),
+        Rule("decoder.embed_tokens", "embedding.tokens"),
+        *rules_of("encoder", "encoder_", "self_attn", "feedforward"),
+        *rules_of("decoder", "", "self_attn", "cross_attn", "feedforward"),
         *under("decoder.layers.{i}.cross_attn.", "layers.{i}.cross_attention.", cross),
     ]
 

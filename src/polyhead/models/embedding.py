@@ -84,10 +84,14 @@ class Embedding(Fixed):
         self.register_parameter("prefix", prefix)
         prompt = config.soft_prompt
         self.soft_prompt = None if prompt is None else SoftPrompt(embed_dim, prompt)
+        if config.own_vector is not None:
+            self.own_vector = nn.Parameter(torch.zeros(embed_dim))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the prefix: normal with standard deviation 0.02."""
+        """Draws the prefix: normal with standard deviation 0.02. A vector of its own is 0."""
+        if self.config.own_vector is not None:
+            nn.init.zeros_(self.own_vector)
         if self.prefix is not None:
             nn.init.normal_(self.prefix, std=0.02)
 
@@ -155,6 +159,8 @@ class Embedding(Fixed):
         if self.config.scale != 1.0:
             # Rounded to the weights' dtype first, as the families that scale were trained.
             x = x * torch.full((), self.config.scale, dtype=x.dtype, device=x.device)
+        if self.config.own_vector is not None:
+            x = torch.where((ids == self.config.own_vector)[..., None], self.own_vector, x)
         projection = self.config.projection
         if self.projection is not None and projection is not None and projection.of == "tokens":
             x = self.projection(self._before_projection(x, lengths, projection.neighbours))

@@ -152,7 +152,7 @@ def read_directory(
             for ours, theirs in (file_names | kept_names).items()
         },
         family=known.written_as or known.model_type,
-        left_out=text.left_out(found.left_out),
+        left_out=(*text.left_out(found.left_out), *table.modules_left_out(tensors)),
         generation=generation,
         pooling=pooling,
         sentences=sentences,

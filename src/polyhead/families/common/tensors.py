@@ -113,6 +113,7 @@ class Tensors:
         constants: Numbers that transformers wants to find in the file, of every layer where the
             name has ``{i}``; lists of them are float32. Tensors follow from the configuration, and
             those that a file has must be equal.
+        left_out: Modules of a multimodal file that ids do not pass through; they are dropped too.
     """
 
     rules: tuple[Rule, ...]
@@ -121,6 +122,7 @@ class Tensors:
     leaves: Mapping[str, str] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     constants: Mapping[str, float | Sequence[float] | Tensor] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()
 
     def to_ours(
         self, tensors: Mapping[str, Tensor], config: TransformerConfig, where: object
@@ -227,6 +229,15 @@ class Tensors:
         bare = name.removeprefix(self.prefix)
         return any(pattern.fullmatch(bare) for pattern in self._dropped)
 
+    def modules_left_out(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``left_out`` of which the file has tensors."""
+        bare = [name.removeprefix(self.prefix) for name in names]
+        return tuple(
+            module
+            for module in self.left_out
+            if any(name.startswith(f"{module}.") for name in bare)
+        )
+
     def moves_rows(self, name: str, transposed: bool = False) -> bool:
         """Whether the steps only reorder rows, so that they also work on rows of packed bytes.
 
@@ -287,7 +298,8 @@ class Tensors:
 
     @cached_property
     def _dropped(self) -> list[re.Pattern[str]]:
-        return [re.compile(pattern) for pattern in self.dropped]
+        modules = (rf"{re.escape(module)}\..+" for module in self.left_out)
+        return [re.compile(pattern) for pattern in (*self.dropped, *modules)]
 
 
 def _made(
