@@ -5,6 +5,8 @@
 #include "choice.h"
 #include "layer.h"
 
+#include "../common/team.h"
+
 namespace polyhead {
 
 // A segment of a cache, from its slot `first` on, of so many rows; `width` and `values` are those of

@@ -6,6 +6,9 @@ import copy
 import gc
 import os
 import random
+import sys
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,14 @@ CHANGED = {"law": "q_proj v_proj o_proj", "all": "k_proj gate_proj up_proj down_
 @pytest.fixture(scope="module")
 def model() -> ph.LanguageModel:
     return ph.LanguageModel(decoder(context=256), byte_tokenizer(), "tiny").eval()
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 def pages_back(engine: Engine) -> bool:
@@ -418,3 +429,19 @@ def test_as_many_rows_as_native_code_steps_together_are_one_call(
     while engine.step():
         pass
     assert all(request.result().finish_reason == "length" for request in asked)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of the process")
+def test_a_thread_that_waits_keeps_no_team(model: ph.LanguageModel, three_threads: None) -> None:
+    def threads() -> int:
+        return len(os.listdir("/proc/self/task"))
+
+    torch.ones(1 << 20).exp()  # by a team
+    before = threads()
+    with Engine(model) as engine:
+        assert engine.submit("a", max_new_tokens=3).result().ids
+        for _ in range(1000):
+            if threads() <= before - 1:  # without the two beside this thread, with the engine's
+                break
+            time.sleep(0.01)
+        assert threads() == before - 1
