@@ -37,6 +37,7 @@ AS_MODULES = {
     "mistral4": "queries of latents that grow by position",
     "gemma4_text": "vectors of single layers, normalized values, keys of other layers",
     "hrm_text": "several residual streams",
+    "reformer": "two residual streams",
     "gemma3n_text": "several residual streams",
 }
 """Families of heads whose layers native code does not compute to their end, and why."""
