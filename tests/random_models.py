@@ -31,7 +31,12 @@ from polyhead.config import (
     RopeConfig,
     TransformerConfig,
 )
-from polyhead.layers import DifferentialAttentionConfig, GatedAttentionConfig
+from polyhead.layers import (
+    DifferentialAttentionConfig,
+    GatedAttentionConfig,
+    OffByOneAttentionConfig,
+    ScalableSoftmaxAttentionConfig,
+)
 
 WORDS, LENGTH = 50, 160
 ACTIVATIONS = ("relu", "silu", "gelu", "gelu_tanh", "quick_gelu", "relu2", "xielu")
@@ -103,13 +108,18 @@ class Drawn:
         elif drawn < 0.3 and heads % 2 == 0:
             kind = DifferentialAttentionConfig
             options |= {"sinks": False, "v_head_dim": None}
+        elif drawn < 0.34:
+            kind = ScalableSoftmaxAttentionConfig
+        elif drawn < 0.38:
+            kind = OffByOneAttentionConfig
+            options["sinks"] = False
         pairs = 2 if kind is DifferentialAttentionConfig else 1
         divisors = [G for G in range(pairs, heads + 1, pairs) if heads % G == 0]
         G = self.random.choice(divisors)
         reach = self.random.random()
         if reach < 0.35:
             options["window"] = self.one(1, 3, 7, 16, 40)
-        elif reach < 0.45:
+        elif reach < 0.45 and kind is not ScalableSoftmaxAttentionConfig:
             options["chunk"] = self.one(1, 5, 16)
         if self.chance(0.25):
             place = self.one("before_rope", "after_rope", "full_width")

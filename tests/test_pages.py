@@ -38,7 +38,7 @@ def smollm2():
 @pytest.mark.parametrize(
     ("page", "printing"),
     [
-        ("attention.md", 11),
+        ("attention.md", 12),
         ("caches.md", 8),
         ("extending.md", 2),
         ("long-context.md", 4),

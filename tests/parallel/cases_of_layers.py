@@ -18,6 +18,8 @@ from polyhead.layers import MultiHeadAttention, TransformerLayer
 from polyhead.layers.differential_attention import DifferentialAttentionConfig
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.gated_attention import GatedAttentionConfig
+from polyhead.layers.off_by_one_attention import OffByOneAttentionConfig
+from polyhead.layers.scalable_softmax_attention import ScalableSoftmaxAttentionConfig
 
 T = 21
 
@@ -38,6 +40,12 @@ NOT_ON_TENSOR: dict[str, Callable[[], nn.Module]] = {
     "a layer with gated attention": lambda: _layer_of(GatedAttentionConfig(4, 2, 8, rope=ROPE)),
     "a layer with differential attention": lambda: _layer_of(
         DifferentialAttentionConfig(4, 2, 8, rope=ROPE)
+    ),
+    "a layer with scalable softmax": lambda: _layer_of(
+        ScalableSoftmaxAttentionConfig(4, 2, 8, rope=ROPE)
+    ),
+    "a layer with softmax off by one": lambda: _layer_of(
+        OffByOneAttentionConfig(4, 2, 8, rope=ROPE)
     ),
 }
 

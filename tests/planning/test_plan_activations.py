@@ -65,10 +65,12 @@ from polyhead.layers import (
     NativeSparseAttentionConfig,
     NormConfig,
     NormGateConfig,
+    OffByOneAttentionConfig,
     QKNormConfig,
     ReversibleConfig,
     RgLruConfig,
     RopeConfig,
+    ScalableSoftmaxAttentionConfig,
     SelectiveAttentionConfig,
     SharedBlockConfig,
     ShortConvolutionConfig,
@@ -155,6 +157,18 @@ LAYERS = {
     ),
     "absorbed latent": Case(LayerConfig(replace(LATENT, kv_lora_rank=48), NARROW), tokens=LONG),
     "gated heads": Case(LayerConfig(GatedAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)),
+    "scalable softmax": Case(
+        LayerConfig(ScalableSoftmaxAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
+    ),
+    "scalable softmax, not rotated": Case(
+        LayerConfig(ScalableSoftmaxAttentionConfig(16, 16, 64, v_head_dim=8), NARROW),
+        tokens=LONG,
+        tiles=TILES,
+    ),
+    "softmax off by one": Case(
+        LayerConfig(OffByOneAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW),
+        tiles=TILES,
+    ),
     "heads with a norm": Case(
         LayerConfig(SubNormAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW), share=0.9
     ),

@@ -78,12 +78,14 @@ from polyhead.config.mixture import MixtureConfig
 from polyhead.config.native_sparse import NativeSparseAttentionConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.norm_gate import NormGateConfig
+from polyhead.config.off_by_one import OffByOneAttentionConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
 from polyhead.config.relative_attention import RelativeAttentionConfig
 from polyhead.config.reversible import ReversibleConfig
 from polyhead.config.rg_lru import RgLruConfig
 from polyhead.config.rope import RopeConfig, RopeType
+from polyhead.config.scalable_softmax import ScalableSoftmaxAttentionConfig
 from polyhead.config.scaled_residual import ScaledResidualConfig
 from polyhead.config.selective_attention import SelectiveAttentionConfig
 from polyhead.config.selectors import (
@@ -174,6 +176,7 @@ __all__ = [
     "NormConfig",
     "NormGateConfig",
     "OfLayer",
+    "OffByOneAttentionConfig",
     "ParameterGroup",
     "PatchConfig",
     "PerLayerEmbeddingConfig",
@@ -190,6 +193,7 @@ __all__ = [
     "RgLruConfig",
     "RopeConfig",
     "RopeType",
+    "ScalableSoftmaxAttentionConfig",
     "ScaledResidualConfig",
     "SelectiveAttentionConfig",
     "SelectorConfig",

@@ -122,7 +122,9 @@ class HeadLayout(OneOfSeveral, ABC):
         "engram": "polyhead.config.engram",
         "gated_selective": "polyhead.config.gated_selective",
         "merged": "polyhead.config.merged_attention",
+        "off_by_one": "polyhead.config.off_by_one",
         "relative": "polyhead.config.relative_attention",
+        "scalable_softmax": "polyhead.config.scalable_softmax",
         "shared_block": "polyhead.config.shared_block",
     }
 

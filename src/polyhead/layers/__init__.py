@@ -52,11 +52,13 @@ from polyhead.config import (
     NativeSparseAttentionConfig,
     NormConfig,
     NormGateConfig,
+    OffByOneAttentionConfig,
     QKNormConfig,
     RelativeAttentionConfig,
     ReversibleConfig,
     RgLruConfig,
     RopeConfig,
+    ScalableSoftmaxAttentionConfig,
     ScaledResidualConfig,
     SelectiveAttentionConfig,
     SharedBlockConfig,
@@ -108,11 +110,13 @@ from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.merged_attention import MergedAttention
 from polyhead.layers.native_sparse_attention import NativeSparseAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
+from polyhead.layers.off_by_one_attention import OffByOneAttention
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
 from polyhead.layers.record import AttentionHook, AttentionRecord, HookHandle
 from polyhead.layers.relative_attention import RelativeAttention
 from polyhead.layers.reversible import Reversible
 from polyhead.layers.rg_lru import RgLru
+from polyhead.layers.scalable_softmax_attention import ScalableSoftmaxAttention
 from polyhead.layers.scaled_residual import ScaledResidual
 from polyhead.layers.selective_attention import SelectiveAttention
 from polyhead.layers.shared_block import SharedBlock
@@ -218,6 +222,8 @@ __all__ = [
     "NativeSparseAttentionConfig",
     "NormConfig",
     "NormGateConfig",
+    "OffByOneAttention",
+    "OffByOneAttentionConfig",
     "QKNormConfig",
     "RMSNorm",
     "RelativeAttention",
@@ -228,6 +234,8 @@ __all__ = [
     "RgLruConfig",
     "RoPE",
     "RopeConfig",
+    "ScalableSoftmaxAttention",
+    "ScalableSoftmaxAttentionConfig",
     "ScaledResidual",
     "ScaledResidualConfig",
     "SelectiveAttention",

@@ -17,7 +17,9 @@ from polyhead.layers.feed_forward import XIELU, FeedForward
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.lora import LoraLinear
 from polyhead.layers.norms import HeadNorm, LayerNorm, RMSNorm
+from polyhead.layers.off_by_one_attention import OffByOneAttention
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
+from polyhead.layers.scalable_softmax_attention import ScalableSoftmaxAttention
 from polyhead.models import Transformer
 from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head, HeadTransform, TaskHead
@@ -31,8 +33,12 @@ _BOTH: tuple[type[nn.Module], ...] = (
     nn.Identity, nn.ModuleList,
 )  # fmt: skip
 _TOKENS: dict[type[nn.Module], ExactType[nn.Module]] = {
-    kind: ExactType(kind) for kind in (*_BOTH, GatedAttention, DifferentialAttention, LoraLinear)
-}
+    kind: ExactType(kind)
+    for kind in (
+        *_BOTH, GatedAttention, DifferentialAttention, ScalableSoftmaxAttention,
+        OffByOneAttention, LoraLinear,
+    )
+}  # fmt: skip
 """Modules whose output for a token depends on that token, its position and attention alone."""
 
 _WEIGHTS: dict[type[nn.Module], ExactType[nn.Module]] = {kind: ExactType(kind) for kind in _BOTH}

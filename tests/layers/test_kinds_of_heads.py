@@ -1,0 +1,227 @@
+"""Kinds of heads that no model of transformers has: whole models against plain formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import polyhead as ph
+from polyhead import native
+from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
+from polyhead.conversion import convert
+from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.interpret.pruning import prune
+from polyhead.layers import (
+    MultiHeadAttention,
+    OffByOneAttentionConfig,
+    QKNormConfig,
+    RopeConfig,
+    ScalableSoftmaxAttentionConfig,
+)
+from polyhead.layers.registry import build_attention
+from polyhead.models import Transformer
+
+E, D, T, WORDS = 24, 6, 17, 50
+NETWORK = FeedForwardConfig(32)
+SIZES: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": D}
+ROPE = {"rope": RopeConfig(50.0)}
+KINDS: dict[str, tuple[AttentionConfig, ...]] = {
+    "scalable-softmax": (
+        ScalableSoftmaxAttentionConfig(**SIZES, **ROPE),
+        ScalableSoftmaxAttentionConfig(**SIZES, window=5, qk_norm=QKNormConfig(), scale=0.7),
+    ),
+    "off-by-one": (
+        OffByOneAttentionConfig(**SIZES, **ROPE),
+        OffByOneAttentionConfig(**SIZES, window=5, qk_norm=QKNormConfig(), scale=0.7),
+    ),
+}
+TILED: tuple[str, ...] = ()
+"""Kinds whose scores native code does not know."""
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def model(kind: str) -> Transformer:
+    layers = tuple(LayerConfig(attention, NETWORK) for attention in KINDS[kind])
+    torch.manual_seed(0)
+    made = Transformer(TransformerConfig("decoder", WORDS, E, 64, layers)).eval().double()
+    for parameter in made.parameters():
+        parameter.data += 0.3 * torch.randn_like(parameter)
+    return made
+
+
+def ids(batch: int = 2, count: int = T) -> Tensor:
+    return torch.randint(WORDS, (batch, count), generator=torch.Generator().manual_seed(count))
+
+
+def weights_of(layer: MultiHeadAttention, x: Tensor) -> Tensor:
+    """``[B, H, T, T]`` by the formulas, from the parameters."""
+    c, H, n = layer.config, layer.num_heads, x.shape[1]
+    q, k = (proj(x).unflatten(-1, (-1, D)) for proj in (layer.q_proj, layer.k_proj))
+    if c.qk_norm is not None:
+        q, k = layer.q_norm(q), layer.k_norm(k)
+    q, k = q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(H // c.num_kv_heads, dim=1)
+    if layer.rope is not None:
+        q, k = layer.rope.apply(q), layer.rope.apply(k)
+    scores = q @ k.mT * (D**-0.5 if c.scale is None else c.scale)
+    at = torch.arange(n, dtype=x.dtype)
+    back = at[:, None] - at
+    seen = (back >= 0) & (back < (c.window or n))
+    if isinstance(c, ScalableSoftmaxAttentionConfig):
+        scores = scores * layer.growth[:, None, None] * seen.sum(1, keepdim=True).to(x.dtype).log()
+    weights = scores.exp() * seen
+    one_more = isinstance(c, OffByOneAttentionConfig)
+    return weights / (weights.sum(-1, keepdim=True) + one_more)
+
+
+def attended(layer: MultiHeadAttention, x: Tensor) -> Tensor:
+    v = layer.v_proj(x).unflatten(-1, (-1, D)).transpose(1, 2)
+    heads = weights_of(layer, x) @ v.repeat_interleave(2, dim=1)
+    return layer.o_proj(heads.transpose(1, 2).flatten(2))
+
+
+def by_formula(made: Transformer, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Logits, and the weights of each layer."""
+    x, weights = made.embedding(tokens), []
+    for layer in made.layers:
+        normed = layer.attention_norm(x)
+        weights.append(weights_of(layer.attention, normed))
+        x = x + attended(layer.attention, normed)
+        x = x + layer.feed_forward(layer.feed_forward_norm(x))
+    return made.logits(made.final_norm(x)), weights
+
+
+@each_kind
+def test_logits_and_gradients_are_those_of_the_formula(kind: str) -> None:
+    made, tokens, found = model(kind), ids(), []
+    for call in (lambda: made(tokens), lambda: by_formula(made, tokens)[0]):
+        made.zero_grad()
+        logits = call()
+        logits.sin().sum().backward()
+        found.append([logits, *(parameter.grad for parameter in made.parameters())])
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+
+
+@each_kind
+@pytest.mark.parametrize("cache_kind", ["auto", "dense", "paged"])
+@torch.no_grad()
+def test_chunks_through_caches_equal_one_pass(kind: str, cache_kind: Any, tmp_path: Path) -> None:
+    made, tokens = model(kind), ids()
+    whole = by_formula(made, tokens)[0]
+    cache = made.new_cache(kind=cache_kind, spare=4)
+    found = [made(part, cache=cache) for part in tokens.split([7, 1, 1, 5, 3], dim=1)]
+    torch.testing.assert_close(torch.cat(found, dim=1), whole)
+    cache.save(tmp_path / "cache.safetensors")
+    other = made.new_cache(kind=cache_kind, spare=4)
+    other.load(tmp_path / "cache.safetensors")
+    for each in (other, cache.fork()):
+        each.rollback(3)
+        torch.testing.assert_close(made(tokens[:, -3:], cache=each), whole[:, -3:])
+    cache.reorder([1, 1, 0])
+    cache.rollback([1, 4, 2])  # rows of different lengths
+    rows, first = tokens[[1, 1, 0]], torch.tensor([16, 13, 15])
+    for step in range(3):
+        new = torch.stack([rows[i, at] for i, at in enumerate((first + step).clamp(max=16))])
+        logits = made(new[:, None], cache=cache)
+        for i, at in enumerate(first + step):
+            if at < T:
+                torch.testing.assert_close(logits[i, 0], whole[(1, 1, 0)[i], at])
+
+
+@each_kind
+@torch.no_grad()
+def test_kernels_agree_with_the_formula(kind: str) -> None:
+    made, tokens = model(kind), ids()
+    wanted = by_formula(made, tokens)[0]
+    made.float()
+    for kernel in ("auto", "native", "tiled", "reference"):
+        if kernel == "native" and (native.code() is None or kind in TILED):
+            continue
+        found = made(tokens, kernel=kernel)
+        torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+    cache = made.new_cache()  # few tokens, whose projections are one native call
+    found = torch.cat([made(part, cache=cache) for part in tokens.split(3, dim=1)], dim=1)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-4, rtol=1e-4)
+    made(tokens[:, :5].reshape(1, -1), counts=[5, 5], cache=(cache := made.new_cache()))
+    packed = torch.cat((tokens[0, 5:9], tokens[1, 5:7]))[None]
+    found = made(packed, counts=[4, 2], cache=cache)[0].double()
+    rows = torch.cat((wanted[0, 5:9], wanted[1, 5:7]))
+    torch.testing.assert_close(found, rows, atol=1e-4, rtol=1e-4)
+
+
+@each_kind
+@torch.no_grad()
+def test_the_probe_shows_the_weights_of_the_formula(kind: str) -> None:
+    made, tokens = model(kind), ids()
+    with ph.probe(made) as seen:
+        logits = made(tokens)
+    wanted, weights = by_formula(made, tokens)
+    torch.testing.assert_close(logits, wanted)
+    for i, each in enumerate(weights):
+        torch.testing.assert_close(seen[i].rows(), each)
+
+
+@each_kind
+@torch.no_grad()
+def test_plans_are_what_is_held_and_configurations_are_read_back(kind: str) -> None:
+    made = model(kind).float()
+    assert TransformerConfig.from_json(made.config.to_json()) == made.config
+    planned = ph.plan(made.config, tokens=30, batch_size=2, dtype="float32")
+    assert planned.parameters == made.parameter_counts()
+    assert kind in planned.cache_layers[0].attention
+    cache = made.new_cache(capacity=30)
+    made(ids(2, 30), cache=cache)
+    assert planned.cache_bytes == cache.bytes
+
+
+@each_kind
+@torch.no_grad()
+def test_what_needs_plain_heads_says_so(kind: str) -> None:
+    made = model(kind).float()
+    cache = made.new_cache(capacity=30)
+    made(ids(2, 3), cache=cache)
+    said = made.decode_plan(cache).explain()
+    assert f"native code does not compute {type(KINDS[kind][0]).__name__}" in said
+    with pytest.raises(UnsupportedError, match=f"{type(made.layers[0].attention).__name__}"):
+        prune(made, {0: [1]})
+    with pytest.raises(UnsupportedError, match=f"layer 0 is {kind}"):
+        convert(made, num_kv_heads=1)
+
+
+def test_options_that_do_not_go_are_refused_by_name() -> None:
+    x = torch.randn(1, 3, E)
+    scalable, off_by_one = (KINDS[kind][0] for kind in ("scalable-softmax", "off-by-one"))
+    with pytest.raises(ConfigError, match=r"of all or of a window: got chunk=4, window_ahead=None"):
+        replace(scalable, chunk=4)
+    with pytest.raises(ConfigError, match="got chunk=None, window_ahead=2"):
+        replace(scalable, window=3, window_ahead=2)
+    with pytest.raises(ConfigError, match="a sink of its own: got sinks=True"):
+        replace(off_by_one, sinks=True)
+    with pytest.raises(ValueError, match="self-attention: got a context"):
+        build_attention(E, scalable)(x, x)
+
+
+@torch.no_grad()
+def test_padding_in_front_counts_no_keys() -> None:
+    made = model("scalable-softmax")
+    layer, x = made.layers[0].attention, torch.randn(1, 9, E, dtype=torch.float64)
+    padded = torch.cat((torch.randn(1, 2, E, dtype=torch.float64), x), dim=1)
+    at = torch.arange(-2, 9)
+    found = layer(padded, mask=ph.Causal() & ~ph.KeyLengths(2), positions=at)
+    torch.testing.assert_close(found[:, 2:], attended(layer, x))
+    assert layer(padded, mask=ph.Causal(), positions=at).isfinite().all()
+
+
+@torch.no_grad()
+def test_a_head_off_by_one_may_attend_to_nothing_also_in_a_context() -> None:
+    layer = build_attention(E, replace(KINDS["off-by-one"][0], scale=-9.0)).double()
+    x, context = (torch.randn(1, n, E, dtype=torch.float64) for n in (3, 5))
+    torch.nn.init.zeros_(layer.q_proj.weight)
+    v = layer.v_proj(context).unflatten(-1, (-1, D)).transpose(1, 2).repeat_interleave(2, dim=1)
+    heads = v.sum(dim=2, keepdim=True).expand(1, 4, 3, D) / 6  # five weights of 1 / (1 + 5)
+    torch.testing.assert_close(layer(x, context), layer.o_proj(heads.transpose(1, 2).flatten(2)))
