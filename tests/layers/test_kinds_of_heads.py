@@ -22,6 +22,7 @@ from polyhead.layers import (
     QKNormConfig,
     RopeConfig,
     ScalableSoftmaxAttentionConfig,
+    ValueResidualAttentionConfig,
 )
 from polyhead.layers.registry import build_attention
 from polyhead.models import Transformer
@@ -38,6 +39,11 @@ KINDS: dict[str, tuple[AttentionConfig, ...]] = {
     "off-by-one": (
         OffByOneAttentionConfig(**SIZES, **ROPE),
         OffByOneAttentionConfig(**SIZES, window=5, qk_norm=QKNormConfig(), scale=0.7),
+    ),
+    "value-residual": (
+        ValueResidualAttentionConfig(**SIZES, **ROPE),
+        ValueResidualAttentionConfig(**SIZES, window=5, scale=0.7, values_of=0),
+        ValueResidualAttentionConfig(4, 2, 4, v_head_dim=D, rope=RopeConfig(), values_of=0),
     ),
 }
 TILED: tuple[str, ...] = ()
@@ -61,13 +67,13 @@ def ids(batch: int = 2, count: int = T) -> Tensor:
 def weights_of(layer: MultiHeadAttention, x: Tensor) -> Tensor:
     """``[B, H, T, T]`` by the formulas, from the parameters."""
     c, H, n = layer.config, layer.num_heads, x.shape[1]
-    q, k = (proj(x).unflatten(-1, (-1, D)) for proj in (layer.q_proj, layer.k_proj))
+    q, k = (proj(x).unflatten(-1, (-1, c.head_dim)) for proj in (layer.q_proj, layer.k_proj))
     if c.qk_norm is not None:
         q, k = layer.q_norm(q), layer.k_norm(k)
     q, k = q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(H // c.num_kv_heads, dim=1)
     if layer.rope is not None:
         q, k = layer.rope.apply(q), layer.rope.apply(k)
-    scores = q @ k.mT * (D**-0.5 if c.scale is None else c.scale)
+    scores = q @ k.mT * (c.head_dim**-0.5 if c.scale is None else c.scale)
     at = torch.arange(n, dtype=x.dtype)
     back = at[:, None] - at
     seen = (back >= 0) & (back < (c.window or n))
@@ -78,19 +84,26 @@ def weights_of(layer: MultiHeadAttention, x: Tensor) -> Tensor:
     return weights / (weights.sum(-1, keepdim=True) + one_more)
 
 
-def attended(layer: MultiHeadAttention, x: Tensor) -> Tensor:
+def values_of(layer: MultiHeadAttention, x: Tensor, before: list[Tensor]) -> Tensor:
+    """``[B, G, T, D]``; those of the layers before are given."""
     v = layer.v_proj(x).unflatten(-1, (-1, D)).transpose(1, 2)
+    of = getattr(layer.config, "values_of", None)
+    return v if of is None else layer.mix[0] * before[of] + layer.mix[1] * v
+
+
+def attended(layer: MultiHeadAttention, x: Tensor, v: Tensor) -> Tensor:
     heads = weights_of(layer, x) @ v.repeat_interleave(2, dim=1)
     return layer.o_proj(heads.transpose(1, 2).flatten(2))
 
 
 def by_formula(made: Transformer, tokens: Tensor) -> tuple[Tensor, list[Tensor]]:
     """Logits, and the weights of each layer."""
-    x, weights = made.embedding(tokens), []
+    x, weights, values = made.embedding(tokens), [], []
     for layer in made.layers:
         normed = layer.attention_norm(x)
         weights.append(weights_of(layer.attention, normed))
-        x = x + attended(layer.attention, normed)
+        values.append(values_of(layer.attention, normed, values))
+        x = x + attended(layer.attention, normed, values[-1])
         x = x + layer.feed_forward(layer.feed_forward_norm(x))
     return made.logits(made.final_norm(x)), weights
 
@@ -98,13 +111,15 @@ def by_formula(made: Transformer, tokens: Tensor) -> tuple[Tensor, list[Tensor]]
 @each_kind
 def test_logits_and_gradients_are_those_of_the_formula(kind: str) -> None:
     made, tokens, found = model(kind), ids(), []
-    for call in (lambda: made(tokens), lambda: by_formula(made, tokens)[0]):
+    for call in ("formula", "once", "recomputed"):
         made.zero_grad()
-        logits = call()
+        made.recompute = call == "recomputed"
+        logits = by_formula(made, tokens)[0] if call == "formula" else made(tokens)
         logits.sin().sum().backward()
         found.append([logits, *(parameter.grad for parameter in made.parameters())])
-    for got, wanted in zip(*found, strict=True):
-        torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
+    for wanted, *others in zip(*found, strict=True):
+        for got in others:
+            torch.testing.assert_close(got, wanted, atol=1e-10, rtol=1e-10)
 
 
 @each_kind
@@ -202,8 +217,21 @@ def test_options_that_do_not_go_are_refused_by_name() -> None:
         replace(scalable, window=3, window_ahead=2)
     with pytest.raises(ConfigError, match="a sink of its own: got sinks=True"):
         replace(off_by_one, sinks=True)
-    with pytest.raises(ValueError, match="self-attention: got a context"):
-        build_attention(E, scalable)(x, x)
+    for kind in ("scalable-softmax", "value-residual"):
+        with pytest.raises(ValueError, match="self-attention: got a context"):
+            build_attention(E, KINDS[kind][0])(x, x)
+    first, second, _ = KINDS["value-residual"]
+    for layers, message in (
+        ((second,), "layer 0 reads the values of layer 0, which must come before it"),
+        ((second, second), "layer 0 reads the values of layer 0, which must come before it"),
+        ((first, replace(second, num_kv_heads=1)), "values_of needs a layer with 1 kv heads"),
+        ((AttentionConfig(**SIZES), second), "hand on its values"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            TransformerConfig("decoder", 9, E, 9, tuple(LayerConfig(a, NETWORK) for a in layers))
+    with pytest.raises(ValueError, match=r"reads the values of layer 0: call it within its model"):
+        build_attention(E, second)(x)
+    assert build_attention(E, first)(x).shape == x.shape
 
 
 @torch.no_grad()
@@ -213,7 +241,7 @@ def test_padding_in_front_counts_no_keys() -> None:
     padded = torch.cat((torch.randn(1, 2, E, dtype=torch.float64), x), dim=1)
     at = torch.arange(-2, 9)
     found = layer(padded, mask=ph.Causal() & ~ph.KeyLengths(2), positions=at)
-    torch.testing.assert_close(found[:, 2:], attended(layer, x))
+    torch.testing.assert_close(found[:, 2:], attended(layer, x, values_of(layer, x, [])))
     assert layer(padded, mask=ph.Causal(), positions=at).isfinite().all()
 
 

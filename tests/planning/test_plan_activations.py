@@ -76,6 +76,7 @@ from polyhead.layers import (
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
+    ValueResidualAttentionConfig,
 )
 from polyhead.models import Transformer
 from polyhead.planning import plan
@@ -300,6 +301,11 @@ LAYERS = {
         LayerConfig(heads(8, 8, 64, hands_on_keys=True), NARROW),
         share=0.6,
         second=LayerConfig(CrossLayerAttentionConfig(8, 8, 64, rope=RopeConfig()), NARROW),
+    ),
+    "values of the first layer": Case(
+        LayerConfig(ValueResidualAttentionConfig(16, 16, 64), NARROW),
+        share=0.7,
+        second=LayerConfig(ValueResidualAttentionConfig(16, 16, 64, values_of=0), NARROW),
     ),
     "vectors of layers": Case(
         LayerConfig(heads(8, 2, 16), NARROW, per_layer_input=PerLayerInputConfig(256)),

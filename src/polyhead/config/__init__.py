@@ -102,6 +102,7 @@ from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
 from polyhead.config.token_mixture import TokenMixtureConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
+from polyhead.config.value_residual import ValueResidualAttentionConfig
 from polyhead.config.weighed_shared import WeighedSharedConfig
 
 __all__ = [
@@ -212,6 +213,7 @@ __all__ = [
     "TokenIds",
     "TokenMixtureConfig",
     "TransformerConfig",
+    "ValueResidualAttentionConfig",
     "WeighedSharedConfig",
     "first_lambda",
 ]

@@ -126,6 +126,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "relative": "polyhead.config.relative_attention",
         "scalable_softmax": "polyhead.config.scalable_softmax",
         "shared_block": "polyhead.config.shared_block",
+        "value_residual": "polyhead.config.value_residual",
     }
 
     num_heads: int

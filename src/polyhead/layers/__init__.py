@@ -67,6 +67,7 @@ from polyhead.config import (
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
     TokenMixtureConfig,
+    ValueResidualAttentionConfig,
     WeighedSharedConfig,
 )
 from polyhead.layers.attention import MultiHeadAttention
@@ -125,6 +126,7 @@ from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLate
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
 from polyhead.layers.token_experts import TokenExperts
 from polyhead.layers.transformer_layer import TransformerLayer
+from polyhead.layers.value_residual_attention import ValueResidualAttention
 from polyhead.layers.weighed_shared_experts import WeighedSharedExperts
 
 __all__ = [
@@ -254,6 +256,8 @@ __all__ = [
     "TokenExperts",
     "TokenMixtureConfig",
     "TransformerLayer",
+    "ValueResidualAttention",
+    "ValueResidualAttentionConfig",
     "WeighedSharedConfig",
     "WeighedSharedExperts",
     "build_norm",

@@ -297,11 +297,15 @@ class MultiHeadAttention(HeadProjections):
                 f"self-attention needs kdim and vdim equal to embed_dim={self.embed_dim}: got "
                 f"kdim={self.kdim}, vdim={self.vdim}; pass a context"
             )
-        if cache is None:
-            q, k, v = self._project(x, 0 if positions is None else positions)
-            return q, DenseSource(k, v, positions), None
-        q, k, v = self._project(x, cache.length if positions is None else positions)
-        return q, cache.append(k, v, positions), None
+        at: int | Tensor = 0 if cache is None else cache.length
+        q, k, v = self._project(x, at if positions is None else positions)
+        v = self._with_handed(v, handed)
+        source = DenseSource(k, v, positions) if cache is None else cache.append(k, v, positions)
+        return q, source, None
+
+    def _with_handed(self, v: Tensor, handed: Handed | None) -> Tensor:
+        """The values ``[B, G, T, V]`` that are attended to and remembered."""
+        return v
 
     def _cross_attention(
         self,
