@@ -12,11 +12,19 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead import native
-from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, TransformerConfig
+from polyhead.caches import LayerCache
+from polyhead.config import (
+    ALiBiConfig,
+    AttentionConfig,
+    FeedForwardConfig,
+    LayerConfig,
+    TransformerConfig,
+)
 from polyhead.conversion import convert
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.interpret.pruning import prune
 from polyhead.layers import (
+    ForgettingAttentionConfig,
     MultiHeadAttention,
     OffByOneAttentionConfig,
     QKNormConfig,
@@ -26,6 +34,7 @@ from polyhead.layers import (
 )
 from polyhead.layers.registry import build_attention
 from polyhead.models import Transformer
+from polyhead.parallel.classes import check_classes
 
 E, D, T, WORDS = 24, 6, 17, 50
 NETWORK = FeedForwardConfig(32)
@@ -40,13 +49,19 @@ KINDS: dict[str, tuple[AttentionConfig, ...]] = {
         OffByOneAttentionConfig(**SIZES, **ROPE),
         OffByOneAttentionConfig(**SIZES, window=5, qk_norm=QKNormConfig(), scale=0.7),
     ),
+    "forgetting": (
+        ForgettingAttentionConfig(**SIZES, **ROPE),
+        ForgettingAttentionConfig(**SIZES, window=5, qk_norm=QKNormConfig(), scale=0.7, sinks=True),
+    ),
     "value-residual": (
         ValueResidualAttentionConfig(**SIZES, **ROPE),
         ValueResidualAttentionConfig(**SIZES, window=5, scale=0.7, values_of=0),
         ValueResidualAttentionConfig(4, 2, 4, v_head_dim=D, rope=RopeConfig(), values_of=0),
     ),
 }
-TILED: tuple[str, ...] = ()
+ON_CONTEXT = ("scalable-softmax", "off-by-one")
+"""Kinds that ranks may divide by tokens."""
+TILED = ("forgetting",)
 """Kinds whose scores native code does not know."""
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -79,9 +94,15 @@ def weights_of(layer: MultiHeadAttention, x: Tensor) -> Tensor:
     seen = (back >= 0) & (back < (c.window or n))
     if isinstance(c, ScalableSoftmaxAttentionConfig):
         scores = scores * layer.growth[:, None, None] * seen.sum(1, keepdim=True).to(x.dtype).log()
+    if isinstance(c, ForgettingAttentionConfig):
+        logs = torch.sigmoid(layer.forget_proj(x)).log()  # [B, T, H]
+        between = (at > at[:, None, None]) & (at <= at[:, None])  # [j, i, l]: j < l <= i
+        scores = scores + torch.einsum("jil,blh->bhij", between.to(x.dtype), logs)
     weights = scores.exp() * seen
-    one_more = isinstance(c, OffByOneAttentionConfig)
-    return weights / (weights.sum(-1, keepdim=True) + one_more)
+    more = float(isinstance(c, OffByOneAttentionConfig))
+    if layer.sinks is not None:
+        more = layer.sinks.exp()[:, None, None]
+    return weights / (weights.sum(-1, keepdim=True) + more)
 
 
 def values_of(layer: MultiHeadAttention, x: Tensor, before: list[Tensor]) -> Tensor:
@@ -202,8 +223,11 @@ def test_what_needs_plain_heads_says_so(kind: str) -> None:
     made(ids(2, 3), cache=cache)
     said = made.decode_plan(cache).explain()
     assert f"native code does not compute {type(KINDS[kind][0]).__name__}" in said
-    with pytest.raises(UnsupportedError, match=f"{type(made.layers[0].attention).__name__}"):
+    with pytest.raises(UnsupportedError, match=type(made.layers[0].attention).__name__):
         prune(made, {0: [1]})
+    for dimension in ("tensor",) if kind in ON_CONTEXT else ("tensor", "context"):
+        with pytest.raises(UnsupportedError, match=type(made.layers[0].attention).__name__):
+            check_classes(made, dimension)
     with pytest.raises(UnsupportedError, match=f"layer 0 is {kind}"):
         convert(made, num_kv_heads=1)
 
@@ -217,8 +241,9 @@ def test_options_that_do_not_go_are_refused_by_name() -> None:
         replace(scalable, window=3, window_ahead=2)
     with pytest.raises(ConfigError, match="a sink of its own: got sinks=True"):
         replace(off_by_one, sinks=True)
-    for kind in ("scalable-softmax", "value-residual"):
-        with pytest.raises(ValueError, match="self-attention: got a context"):
+    for kind in ("scalable-softmax", "value-residual", "forgetting"):
+        said = "over its own input" if kind == "forgetting" else "self-attention"
+        with pytest.raises(ValueError, match=f"{said}: got a context"):
             build_attention(E, KINDS[kind][0])(x, x)
     first, second, _ = KINDS["value-residual"]
     for layers, message in (
@@ -229,20 +254,53 @@ def test_options_that_do_not_go_are_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             TransformerConfig("decoder", 9, E, 9, tuple(LayerConfig(a, NETWORK) for a in layers))
+    for changed in ({"alibi": ALiBiConfig()}, {"hands_on_keys": True}):
+        with pytest.raises(ConfigError, match="forget gates are the only bias"):
+            replace(KINDS["forgetting"][0], **changed)
+    forgetting = build_attention(E, KINDS["forgetting"][0])
+    with pytest.raises(ValueError, match=r"a bias of its own \(forget gates\): got another"):
+        forgetting(x, bias=torch.zeros(1, 4, 3, 3))
+    with pytest.raises(UnsupportedError, match="forget gates cannot hide single tokens"):
+        forgetting(x, mask=ph.Causal() & ph.Prefix(2))
+    with pytest.raises(TypeError, match=r"must be a LayerCache.*got DenseCache"):
+        forgetting(x, cache=ph.DenseCache())
     with pytest.raises(ValueError, match=r"reads the values of layer 0: call it within its model"):
         build_attention(E, second)(x)
     assert build_attention(E, first)(x).shape == x.shape
 
 
 @torch.no_grad()
-def test_padding_in_front_counts_no_keys() -> None:
-    made = model("scalable-softmax")
-    layer, x = made.layers[0].attention, torch.randn(1, 9, E, dtype=torch.float64)
+@pytest.mark.parametrize("kind", ["scalable-softmax", "forgetting"])
+def test_padding_in_front_is_no_key(kind: str) -> None:
+    layer, x = model(kind).layers[0].attention, torch.randn(1, 9, E, dtype=torch.float64)
     padded = torch.cat((torch.randn(1, 2, E, dtype=torch.float64), x), dim=1)
-    at = torch.arange(-2, 9)
-    found = layer(padded, mask=ph.Causal() & ~ph.KeyLengths(2), positions=at)
+    at, hidden = torch.arange(-2, 9), ~ph.KeyLengths(2)
+    mask = ph.Causal() if kind == "forgetting" else ph.Causal() & hidden  # which hides it itself
+    found = layer(padded, mask=mask, positions=at)
     torch.testing.assert_close(found[:, 2:], attended(layer, x, values_of(layer, x, [])))
     assert layer(padded, mask=ph.Causal(), positions=at).isfinite().all()
+
+
+@torch.no_grad()
+def test_keys_in_any_order_are_forgotten_by_their_positions() -> None:
+    layer, x = model("forgetting").layers[0].attention, torch.randn(1, 9, E).double()
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(2))
+    wanted = attended(layer, x, values_of(layer, x, []))
+    found = layer(x[:, order], mask=ph.Causal(), positions=order)
+    torch.testing.assert_close(found, wanted[:, order])
+
+
+@torch.no_grad()
+def test_near_keys_are_exact_though_much_was_forgotten() -> None:
+    layer = build_attention(E, KINDS["forgetting"][0])
+    layer.forget_proj.bias.fill_(-3.0)
+    x = torch.randn(1, 3000, E, generator=torch.Generator().manual_seed(1))
+    found, cache = layer(x, mask=ph.Causal()), LayerCache(layer.config.memories)
+    wanted = layer.double()(x.double(), mask=ph.Causal())
+    torch.testing.assert_close(found.double(), wanted, atol=2e-6, rtol=0)
+    layer.float()(x[:, :-1], cache=cache)
+    found = layer(x[:, -1:], cache=cache).double()
+    torch.testing.assert_close(found, wanted[:, -1:], atol=2e-6, rtol=0)
 
 
 @torch.no_grad()

@@ -46,6 +46,7 @@ from polyhead.layers import (
     ExpertHeadsAttentionConfig,
     Experts,
     FeedForwardConfig,
+    ForgettingAttentionConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
     GatedLatentAttentionConfig,
@@ -108,6 +109,8 @@ NATIVE = 0.5
 """Share of a plan that is allocated at least where it is not reached."""
 TILES = 6 * MIB
 """Float32 copies of a tile's keys, values and scores, in the kernel that works in tiles."""
+TILES_OF_CONTENT = 18 * MIB
+"""The same with a bias by content in float64: its numbers, and the columns that they are in."""
 CHUNKS = 16 * MIB
 """What the recurrence in chunks holds beside a plan, where there is no native code."""
 
@@ -306,6 +309,13 @@ LAYERS = {
         LayerConfig(ValueResidualAttentionConfig(16, 16, 64), NARROW),
         share=0.7,
         second=LayerConfig(ValueResidualAttentionConfig(16, 16, 64, values_of=0), NARROW),
+    ),
+    "forget gates": Case(
+        LayerConfig(ForgettingAttentionConfig(32, 32, 8), NARROW),
+        share=0.5,
+        tokens=LONG,
+        tiles=TILES_OF_CONTENT,
+        tiled=True,
     ),
     "vectors of layers": Case(
         LayerConfig(heads(8, 2, 16), NARROW, per_layer_input=PerLayerInputConfig(256)),

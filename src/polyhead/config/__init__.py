@@ -41,6 +41,7 @@ from polyhead.config.engram import EngramConfig
 from polyhead.config.exclusive_attention import ExclusiveAttentionConfig
 from polyhead.config.expert_heads import ExpertHeadsAttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
+from polyhead.config.forgetting import ForgettingAttentionConfig
 from polyhead.config.funnel import FunnelAttentionConfig, FunnelConfig
 from polyhead.config.gated_attention import GatedAttentionConfig
 from polyhead.config.gated_delta_net import GatedDeltaNetConfig, KimiDeltaAttentionConfig
@@ -140,6 +141,7 @@ __all__ = [
     "ExpertHeadsAttentionConfig",
     "FeedForwardConfig",
     "FirstRowConfig",
+    "ForgettingAttentionConfig",
     "Frontend",
     "FunnelAttentionConfig",
     "FunnelConfig",

@@ -122,6 +122,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "engram": "polyhead.config.engram",
         "gated_selective": "polyhead.config.gated_selective",
         "merged": "polyhead.config.merged_attention",
+        "forgetting": "polyhead.config.forgetting",
         "off_by_one": "polyhead.config.off_by_one",
         "relative": "polyhead.config.relative_attention",
         "scalable_softmax": "polyhead.config.scalable_softmax",

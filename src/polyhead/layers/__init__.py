@@ -24,6 +24,7 @@ from polyhead.config import (
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     FeedForwardConfig,
+    ForgettingAttentionConfig,
     FunnelAttentionConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
@@ -89,6 +90,7 @@ from polyhead.layers.exclusive_attention import ExclusiveAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
 from polyhead.layers.feed_forward import FeedForward
+from polyhead.layers.forgetting_attention import ForgettingAttention
 from polyhead.layers.funnel_attention import FunnelAttention
 from polyhead.layers.gated_attention import GatedAttention
 from polyhead.layers.gated_delta_net import GatedDeltaNet
@@ -168,6 +170,8 @@ __all__ = [
     "Experts",
     "FeedForward",
     "FeedForwardConfig",
+    "ForgettingAttention",
+    "ForgettingAttentionConfig",
     "FunnelAttention",
     "FunnelAttentionConfig",
     "GatedAttention",

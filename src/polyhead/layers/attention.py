@@ -229,9 +229,11 @@ class MultiHeadAttention(HeadProjections):
                 raise ValueError("context_positions need a context: got none")
             if positions is None and cache is not None:
                 positions = ragged_positions(cache, x)
-            q, source, chosen = self._self_attention(x, positions, cache, handed)
-            if chosen is not None:
-                mask = chosen if mask is None else mask & chosen
+            q, source, own = self._self_attention(x, positions, cache, handed)
+            if isinstance(own, Bias):
+                bias = own
+            elif own is not None:
+                mask = own if mask is None else mask & own
             if handed is not None and self.config.hands_on_keys:
                 handed.hand_on("keys", source)
         else:
@@ -290,8 +292,9 @@ class MultiHeadAttention(HeadProjections):
         positions: Tensor | None,
         cache: KeyValueCache | None,
         handed: Handed | None,
-    ) -> tuple[Tensor, KeyValueSource, Mask | None]:
-        """Queries, the source that they read, and the keys of it that they choose; None: all."""
+    ) -> tuple[Tensor, KeyValueSource, Mask | Bias | None]:
+        """Queries, the source that they read, and the keys of it that they choose, or a bias of
+        the layer's own; None: all, as they are."""
         if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
             raise ValueError(
                 f"self-attention needs kdim and vdim equal to embed_dim={self.embed_dim}: got "

@@ -129,7 +129,8 @@ class RelativeContentBias(
             one = query or key
             assert one is not None  # the constructor says so
             return lambda pair: one(pair).to(dtype)
-        return lambda pair: query(pair).to(dtype) + key(pair).to(dtype)
+        wide = torch.promote_types(dtype, self.tensors[0].dtype)
+        return lambda pair: (query(pair).to(wide) + key(pair).to(wide)).to(dtype)
 
     def add_gradients(self, totals: Sequence[Tensor], scores: Tensor, q: Tokens, k: Tokens) -> None:
         given = iter(totals)
