@@ -124,8 +124,10 @@ def magnitudes(problem: Problem, d_out: np.ndarray, d_lse: np.ndarray) -> dict[s
         "bias": d_z,
     }
     if x.sinks is not None:
-        sink_weight = np.exp(x.sinks[None, :, None, None] - s["lse"][..., None])
-        found["sinks"] = (sink_weight * inner).sum(axis=(0, 2, 3))
+        sinks, lse = x.sinks[None, :, None, None], s["lse"][..., None]
+        # An error of the exponent is a share of the weight.
+        exponent = 1 + np.abs(sinks) + np.abs(np.where(np.isneginf(lse), 0.0, lse))
+        found["sinks"] = (np.exp(sinks - lse) * exponent * inner).sum(axis=(0, 2, 3))
     return found
 
 

@@ -238,11 +238,12 @@ def _through_a_cache(call: RandomCall, kernel: str, device: str) -> dict[str, Te
     tensors = {name: x.to(device) for name, x in call.built.tensors.items()}
     S = tensors["k"].shape[2]
     cuts = [0, S // 2, S - S // 4, S]
+    cache = call.cache.fork()  # a call may be computed again
     for start, stop in pairwise(cuts):
         if start == stop:
             continue
         at = None if call.positions is None else call.positions[:, start:stop].to(device)
-        source = call.cache.append(
+        source = cache.append(
             tensors["k"][:, :, start:stop], tensors["v"][:, :, start:stop], positions=at
         )
     arguments = dict(call.built.arguments)
