@@ -17,8 +17,9 @@ from gguf_files import write
 from harness import SIZES, all_cases
 
 from polyhead.checkpoints import load_checkpoint
+from polyhead.lab.benchmarks.peers import installed
 
-pytest.importorskip("xllamacpp")
+pytestmark = pytest.mark.skipif(not installed("llama.cpp"), reason="pip install xllamacpp")
 
 _ALONE = (
     "baichuan",
