@@ -14,6 +14,7 @@ from polyhead.config.layout import (
     AttentionSpan,
     CallCost,
     HeadLayout,
+    Prefill,
     shared,
 )
 from polyhead.config.memories import Memory, PerToken
@@ -290,15 +291,13 @@ class AttentionConfig(HeadLayout, kind="heads"):
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * (self.head_dim + self.value_dim))
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         Q, K, V = H * self.head_dim, G * self.head_dim, G * self.value_dim
-        copies, behind = self._copies(half), 2 * H * self.value_dim + embed_dim
+        copies, behind = self._copies(call.half), 2 * H * self.value_dim + embed_dim
         values = 0 if self.value_scale == 1.0 else 1
         if self.v_norm is not None:
-            values += NORMED_HALF if half else 1
+            values += NORMED_HALF if call.half else 1
         held = max(copies * Q, Q + copies * K if copies else 0, values * V, behind)
         return Q + K + V + held
 

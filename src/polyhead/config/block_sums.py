@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig, RelativeBiasConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import HeadLayout
+from polyhead.config.layout import HeadLayout, Prefill
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.sparse_encoder import check_plain, merged_elements
@@ -72,9 +72,6 @@ class BlockSumsAttentionConfig(AttentionConfig, kind="block_sums"):
             buckets = self.sums_bias.num_buckets
             yield ParameterGroup("attention", self.num_heads, buckets, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        return plain + merged_elements(self, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        return plain + merged_elements(self, call.ranks)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
 from polyhead.config.feed_forward import FeedForwardConfig
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.sparse_encoder import check_plain
@@ -62,12 +62,9 @@ class BottleneckAttentionConfig(AttentionConfig, kind="bottleneck"):
         for _ in range(len(narrowed) + 1 + len(self.networks)):
             yield ParameterGroup("norms", 1, self.norm.parameters(N), multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(self.dim, half=half, **given)
-        networks = (each.peak_activation_elements(self.dim, ranks) for each in self.networks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(self.dim, call)
+        networks = (each.peak_activation_elements(self.dim, call.ranks) for each in self.networks)
         # Beside them what is made narrow, before its norm and behind, or what is made wide again.
-        heads = shared(self.num_heads, ranks) * self.value_dim
+        heads = shared(self.num_heads, call.ranks) * self.value_dim
         return max(plain + heads, *networks, embed_dim) + 3 * self.dim

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig, greatest_divisor
 from polyhead.config.data import check_share, check_whole
-from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, shared
+from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Prefill, shared
 from polyhead.config.memories import Memory, PerToken, Pooled, Recent, Tail
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -180,19 +180,17 @@ class CompressedAttentionConfig(HeadLayout, kind="compressed"):
             choice = seen * index.num_heads * index.head_dim
         return CallCost(per_pair, per_token=(per_pair * read + choice) // queries)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        Q = shared(self.num_heads, ranks) * self.head_dim
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        Q = shared(self.num_heads, call.ranks) * self.head_dim
         blocks = chosen = 0
         if (m := self.block_size) is not None:
             # What blocks are made of lies there as it came, by blocks, and with its weights.
             blocks = 6 * self._series**2 * self.head_dim
             if (index := self.indexer) is not None:
                 blocks += index.num_heads * (index.head_dim + 1)
-                chosen = 2 * (2 if half else 1) * min(index.top_k, -(-tokens // m))
+                chosen = 2 * (2 if call.half else 1) * min(index.top_k, -(-call.tokens // m))
         # Beside queries: their norm, or two states twice in float32 while they are merged.
-        merged = (5 if half else 3) if m is None else (10 if half else 6)
+        merged = (5 if call.half else 3) if m is None else (10 if call.half else 6)
         widest = max(merged * Q, blocks + 4 * chosen) + chosen
         return Q + widest + self.q_lora_rank + 2 * self.head_dim + embed_dim
 

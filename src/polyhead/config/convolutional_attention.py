@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.memories import Memory, Tail
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -83,14 +83,11 @@ class ConvolutionalAttentionConfig(AttentionConfig, kind="convolutional"):
         yield ParameterGroup("attention", heads, 2 * D, multiplied=False)  # biases
         yield ParameterGroup("attention", self.num_kv_heads, 1, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         QK, V = (H + G) * self.head_dim, G * self.value_dim
         # Beside projections: behind earlier ones, in float32, convolved without a bias and with
         # one, and rounded; or these, all tokens that the second one sees, and what it makes.
-        convolved = max(8 if half else 4, 2 + self.head_kernel)
+        convolved = max(8 if call.half else 4, 2 + self.head_kernel)
         return max(plain, V + (1 + convolved) * QK)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.sparse_encoder import check_plain
 from polyhead.errors import ConfigError
@@ -57,11 +57,8 @@ class ConvolvedHeadsConfig(AttentionConfig, kind="convolved_heads"):
             if bias:
                 yield ParameterGroup("attention", 1, size, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        H, D = shared(self.num_heads, ranks), self.head_dim
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        H, D = shared(self.num_heads, call.ranks), self.head_dim
         # The input without padding, convolved; weights; what is convolved, for each of them.
         return plain + 2 * embed_dim + 2 * H * self.width + (self.width + 3) * H * D

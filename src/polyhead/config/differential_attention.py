@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from polyhead.config.attention import AttentionConfig, greatest_divisor
-from polyhead.config.layout import NORMED_HALF, CallCost, shared
+from polyhead.config.layout import NORMED_HALF, CallCost, Prefill, shared
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -77,14 +77,11 @@ class DifferentialAttentionConfig(AttentionConfig, kind="differential"):
         pairs = greatest_divisor(self.num_heads // 2, num_kv_heads // 2)
         return replace(self, num_kv_heads=2 * pairs)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        Q = shared(self.output_heads, ranks) * self.value_dim
-        K = shared(self.kv.num_kv_heads, ranks) * self.value_dim
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        Q = shared(self.output_heads, call.ranks) * self.value_dim
+        K = shared(self.kv.num_kv_heads, call.ranks) * self.value_dim
         # Projected q, k and v with their pairs, queries beside zeros twice (apart and stacked); or
         # pairs and both outputs with their difference, its norm and what is left of it.
-        normed = NORMED_HALF + 1 if half else 3
+        normed = NORMED_HALF + 1 if call.half else 3
         return max(plain, 5 * Q + 4 * K, 2 * K + (4 + normed) * Q)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import Data, check_share, check_whole
-from polyhead.config.layout import EMBEDDING, CallCost, shared
+from polyhead.config.layout import EMBEDDING, CallCost, Prefill, shared
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.sparse_encoder import check_plain
@@ -120,10 +120,7 @@ class DisentangledAttentionConfig(AttentionConfig, kind="disentangled"):
         per_token = self.terms * self.num_heads * self.num_distances * self.head_dim
         return CallCost(plain.per_pair, per_token=per_token)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
         # The tables, and the last one before it is scaled.
-        return plain + (self.terms + 1) * shared(self.num_heads, ranks) * self.num_distances
+        return plain + (self.terms + 1) * shared(self.num_heads, call.ranks) * self.num_distances

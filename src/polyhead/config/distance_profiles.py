@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import CallCost, shared
+from polyhead.config.layout import CallCost, Prefill, shared
 from polyhead.config.memories import Memory, Tail
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -70,17 +70,14 @@ class DistanceProfilesAttentionConfig(AttentionConfig, kind="distance_profiles")
         plain = super().call_cost(batch_size, queries, cached)
         return CallCost(plain.per_pair, per_token=self.num_heads * self.profiles * self.extent)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         K, V = G * self.head_dim, G * self.value_dim
         # A table of distances, with their temperature a second one; convolutions with their tails.
-        scored = 1 if self.query_temperature is None else 4 if half else 2
+        scored = 1 if self.query_temperature is None else 4 if call.half else 2
         made = H * self.head_dim + K + V
         return max(
             plain + H * (self.profiles + scored * (self.extent + 1)),
-            made + (6 if half else 2) * max(K, V),
+            made + (6 if call.half else 2) * max(K, V),
         )

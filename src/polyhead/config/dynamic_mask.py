@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_positive, check_whole
-from polyhead.config.layout import AttentionSpan, CallCost, shared
+from polyhead.config.layout import AttentionSpan, CallCost, Prefill, shared
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -72,14 +72,11 @@ class DynamicMaskConfig(AttentionConfig, kind="dynamic_mask"):
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         return CallCost(self.num_heads * (self.head_dim + 1 + self.value_dim))
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         # Queries and keys with one more feature beside those without; then the numbers of the
         # chosen keys, which have 64 bits, five times while they are sorted.
         wide = (H + G) * (self.head_dim + 1)
-        chosen = 5 * (4 if half else 2) * G * min(self.top_k, tokens)
-        return plain + max(wide, chosen if tokens > self.top_k else 0)
+        chosen = 5 * (4 if call.half else 2) * G * min(self.top_k, call.tokens)
+        return plain + max(wide, chosen if call.tokens > self.top_k else 0)

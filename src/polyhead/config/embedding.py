@@ -247,8 +247,6 @@ class EmbeddingConfig(Data):
 
     Attributes:
         positions: Learned, sinusoidal, or none here (rotary and biases belong to attention).
-        own_vector: An id whose vector is a parameter of its own and not scaled; the row that it has
-            in the table is for logits alone (T5Gemma 2's end of an image).
         axial: Learned positions in place of a table of them, where ``positions`` is ``"axial"``.
         position_offset: Position p is row p + offset of the table, or counts as p + offset (2 in
             OPT, BART, RoBERTa, M2M-100, XGLM). A learned table has max_positions + offset rows.
@@ -267,6 +265,8 @@ class EmbeddingConfig(Data):
         prefix: Learned vectors in front of what an encoder-decoder's encoder reads, which are no
             part of its output.
         soft_prompt: Learned vectors in front of what an encoder reads.
+        own_vector: An id whose vector is a parameter of its own and not scaled; the row that it has
+            in the table is for logits alone (T5Gemma 2's end of an image).
     """
 
     positions: Literal["learned", "sinusoidal", "axial"] | None = None

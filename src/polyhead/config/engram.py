@@ -9,7 +9,7 @@ from math import isqrt
 
 from polyhead._utils.checks import check_int
 from polyhead.config.data import check_whole
-from polyhead.config.layout import EMBEDDING, TOKENS, CallCost, HeadLayout
+from polyhead.config.layout import EMBEDDING, TOKENS, CallCost, HeadLayout, Prefill
 from polyhead.config.memories import Memory, Tail, TokenIds
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -154,12 +154,10 @@ class EngramConfig(HeadLayout, kind="engram"):
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         return CallCost(0)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         # What is added, the convolution's inputs, those beside its tail, its output and the next
         # term of that, which are in float32; the numbers of rows have 64 bits.
-        return (9 if half else 6) * self.channels + self.dim + 4 * self.tables
+        return (9 if call.half else 6) * self.channels + self.dim + 4 * self.tables
 
     def with_num_kv_heads(self, num_kv_heads: int) -> EngramConfig:
         return self

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 
 from polyhead.config.data import check_whole
 from polyhead.config.gated_attention import GatedAttentionConfig
-from polyhead.config.layout import EMBEDDED, EMBEDDING, NORMED_HALF, TOKENS, HeadLayout, shared
+from polyhead.config.layout import (
+    EMBEDDED,
+    EMBEDDING,
+    NORMED_HALF,
+    TOKENS,
+    HeadLayout,
+    Prefill,
+    shared,
+)
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.sparse_encoder import check_plain
@@ -84,15 +92,14 @@ class ExclusiveAttentionConfig(GatedAttentionConfig, kind="exclusive"):
             )
             yield replace(table, held=self.value_table_of is None)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         made = H * self.head_dim + G * (self.head_dim + self.value_dim)
         # Heads before and behind, and their own values, in float32 first.
-        taken = made + 3 * H * self.value_dim + (NORMED_HALF if half else 2) * G * self.value_dim
+        taken = (
+            made + 3 * H * self.value_dim + (NORMED_HALF if call.half else 2) * G * self.value_dim
+        )
         mixed = 0 if self.mix_norm is None else embed_dim
-        entered = (2 + (NORMED_HALF if half else 1)) * embed_dim if mixed else 0
+        entered = (2 + (NORMED_HALF if call.half else 1)) * embed_dim if mixed else 0
         return max(entered, mixed + max(plain, taken))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
@@ -75,11 +75,8 @@ class ExpertHeadsAttentionConfig(AttentionConfig, kind="expert_heads"):
         """The same: every expert has a query head for each kv head."""
         return self
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
         # Rows for each expert that a token visits, sorted and in the order of tokens.
-        rows = shared(self.num_heads, ranks) * max(self.head_dim, self.value_dim)
+        rows = shared(self.num_heads, call.ranks) * max(self.head_dim, self.value_dim)
         return plain + 2 * self.experts_per_token * embed_dim + 2 * rows

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -47,13 +47,10 @@ class ForgettingAttentionConfig(AttentionConfig, kind="forgetting"):
         yield ParameterGroup("attention", self.num_heads, embed_dim)
         yield ParameterGroup("attention", self.num_heads, 1, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         made = H * self.head_dim + G * (self.head_dim + self.value_dim)
         # Gates and their logarithms; these and their sums of keys and queries in float64.
-        wide = H * (4 if half else 2)
+        wide = H * (4 if call.half else 2)
         return max(plain + 2 * wide, made + 6 * wide)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import Data, check_choice, check_whole
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.relative_attention import RelativeAttentionConfig
 from polyhead.errors import ConfigError
@@ -84,12 +84,9 @@ class FunnelAttentionConfig(RelativeAttentionConfig, kind="funnel"):
         yield from super().parameter_groups(embed_dim, context_dim)
         yield ParameterGroup("attention", self.num_kv_heads, self.value_dim, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = AttentionConfig.peak_activation_elements(self, embed_dim, half=half, **given)
-        H = shared(self.num_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = AttentionConfig.peak_activation_elements(self, embed_dim, call)
+        H = shared(self.num_heads, call.ranks)
         # Scores of 2 T distances, those of all pairs, of their segments, and the sum of the two;
         # the projected sinusoids.
-        return plain + 5 * H * tokens + 2 * (embed_dim + H * self.head_dim)
+        return plain + 5 * H * call.tokens + 2 * (embed_dim + H * self.head_dim)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_choice
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 
 
@@ -58,12 +58,9 @@ class GatedAttentionConfig(AttentionConfig, kind="gated"):
         if self.gate_bias == "head":
             yield ParameterGroup("attention", self.num_heads, 1, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
         # Beside q, k and v the heads' outputs, the gate, and its source or what it makes of them.
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         made = H * self.head_dim + G * (self.head_dim + self.value_dim)
         return max(plain, made + 3 * H * self.value_dim)

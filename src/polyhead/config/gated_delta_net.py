@@ -8,7 +8,7 @@ from typing import Literal
 
 from polyhead.config.attention import greatest_divisor
 from polyhead.config.data import check_choice, check_positive, check_whole
-from polyhead.config.layout import CallCost, HeadLayout, shared
+from polyhead.config.layout import CallCost, HeadLayout, Prefill, shared
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -100,13 +100,11 @@ class GatedDeltaNetConfig(HeadLayout, kind="gated_delta"):
         # A token reads the state by its key, writes it, and reads it by its query.
         return CallCost(0, per_token=3 * self.num_heads * self.head_k_dim * self.head_v_dim)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        V, C = shared(self.num_heads, ranks) * self.head_v_dim, self.channels
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        V, C = shared(self.num_heads, call.ranks) * self.head_v_dim, self.channels
         # The convolution's inputs, those beside its tail, its output and that activated, in
         # float32; or queries and keys of length 1, gates, outputs and their norm.
-        convolved = (7 if half else 4) * C
+        convolved = (7 if call.half else 4) * C
         return max(convolved, 2 * C + 8 * V) + 2 * V + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> GatedDeltaNetConfig:
@@ -174,13 +172,10 @@ class KimiDeltaAttentionConfig(GatedDeltaNetConfig, kind="kimi_delta"):
         yield ParameterGroup("attention", H, 1 + K, multiplied=False)
         yield ParameterGroup("norms", 1, V, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        dense = super().peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        dense = super().peak_activation_elements(embed_dim, call)
         # Decays, and what they are made of, in float32.
-        return dense + (4 if half else 2) * self.num_heads * self.head_k_dim
+        return dense + (4 if call.half else 2) * self.num_heads * self.head_k_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> KimiDeltaAttentionConfig:
         return self

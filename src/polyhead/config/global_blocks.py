@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import AttentionSpan
+from polyhead.config.layout import AttentionSpan, Prefill
 from polyhead.config.sparse_encoder import check_plain, merged_elements
 from polyhead.errors import ConfigError
 
@@ -50,9 +50,6 @@ class GlobalBlocksAttentionConfig(AttentionConfig, kind="global_blocks"):
     def described(self) -> str:
         return f"{super().described}, blocks of {self.block_size} tokens"
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        return plain + merged_elements(self, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        return plain + merged_elements(self, call.ranks)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS, shared
+from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS, Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.sparse_encoder import check_plain, merged_elements
 from polyhead.errors import ConfigError
@@ -56,10 +56,7 @@ class GlobalWindowAttentionConfig(AttentionConfig, kind="global_window"):
             if bias:
                 yield ParameterGroup("attention", heads, size, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        again = shared(self.num_kv_heads, ranks) * (self.head_dim + self.value_dim)
-        return plain + max(again, merged_elements(self, ranks))
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        again = shared(self.num_kv_heads, call.ranks) * (self.head_dim + self.value_dim)
+        return plain + max(again, merged_elements(self, call.ranks))

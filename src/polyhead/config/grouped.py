@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
 from polyhead.config.feed_forward import FeedForwardConfig
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
@@ -61,13 +61,10 @@ class GroupedAttentionConfig(AttentionConfig, kind="grouped"):
         if self.out_bias:
             yield ParameterGroup("attention", 1, embed_dim, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
         # A projection before its bias is added, or its groups side by side.
-        return plain + shared(self.num_heads, ranks) * max(self.head_dim, self.value_dim)
+        return plain + shared(self.num_heads, call.ranks) * max(self.head_dim, self.value_dim)
 
 
 @dataclass(frozen=True)

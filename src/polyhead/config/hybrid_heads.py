@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.layout import CallCost
+from polyhead.config.layout import CallCost, Prefill
 from polyhead.config.mamba2 import Mamba2Config
 from polyhead.config.memories import Memory
 from polyhead.config.parameter_groups import ParameterGroup
@@ -59,11 +59,8 @@ class HybridHeadsConfig(AttentionConfig, kind="hybrid_heads"):
         state = self.mamba.call_cost(batch_size, queries, cached)
         return CallCost(attention.per_pair, per_token=state.per_token)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        attention = super().peak_activation_elements(embed_dim, half=half, **given)
-        mamba = self.mamba.peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        attention = super().peak_activation_elements(embed_dim, call)
+        mamba = self.mamba.peak_activation_elements(embed_dim, call)
         # What is read may be scaled; the mixer's output waits for the attention's.
         return embed_dim + max(mamba, embed_dim + attention)

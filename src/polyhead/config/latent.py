@@ -9,7 +9,7 @@ from typing import Literal
 
 from polyhead.config.attention import AttentionConfig, QueryTemperatureConfig
 from polyhead.config.data import check_positive, check_share, check_whole
-from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, shared
+from polyhead.config.layout import AttentionSpan, CallCost, HeadLayout, Prefill, shared
 from polyhead.config.memories import Memory, PerToken
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -216,14 +216,12 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         remade = self.cost(way, batch_size, 0, cached).flops if way == "expanded" else 0
         return CallCost(self._per_pair(way), remade)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        H, N = shared(self.num_heads, ranks), self.qk_nope_head_dim
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        H, N = shared(self.num_heads, call.ranks), self.qk_nope_head_dim
         R, V = self.kv_lora_rank, self.v_head_dim
         projected = H * (self.qk_head_dim + self.qk_rope_head_dim) + self.latent_dim
         out = 2 * H * V + embed_dim
-        if self.choose(batch_size, tokens, tokens) == "absorbed":
+        if self.choose(call.batch_size, call.tokens, call.tokens) == "absorbed":
             # Both products with parts of Wkv_b copy their left side into another order.
             q = H * self.latent_dim
             return projected + max(H * R + max(H * N, q), q + max(2 * H * R + H * V, out))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from polyhead.config.data import OneOfSeveral
 from polyhead.config.memories import Memory, PerToken
@@ -71,6 +71,22 @@ class CallCost:
     remade: int = 0
     per_token: int = 0
     per_choice: int = 0
+
+
+class Prefill(NamedTuple):
+    """A call without gradients and without a cache, of which activations are counted.
+
+    Attributes:
+        tokens: Number of tokens T.
+        batch_size: Batch size B.
+        ranks: That share the heads.
+        half: Whether numbers have 16 bits: without native code, norms then go through float32.
+    """
+
+    tokens: int
+    batch_size: int
+    ranks: int
+    half: bool
 
 
 @dataclass(frozen=True)
@@ -247,19 +263,14 @@ class HeadLayout(OneOfSeveral, ABC):
         """The cost of a call with ``queries`` new tokens per row after ``cached`` ones."""
 
     @abstractmethod
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         """Elements per token that a prefill without gradients holds at a time, at most.
 
         The layer's input is not counted; its output is.
 
         Args:
             embed_dim: Embedding size E of the residual stream.
-            tokens: Number of tokens T.
-            batch_size: Batch size B.
-            ranks: That share the heads.
-            half: Whether numbers have 16 bits: without native code, norms then go through float32.
+            call: What is computed.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyhead.config.data import check_choice, check_positive, check_whole
-from polyhead.config.layout import CallCost, HeadLayout, shared
+from polyhead.config.layout import CallCost, HeadLayout, Prefill, shared
 from polyhead.config.memories import Memory, State
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -77,13 +77,11 @@ class LightningAttentionConfig(HeadLayout, kind="lightning"):
         # A token writes the state and reads it.
         return CallCost(0, per_token=2 * self.num_heads * self.head_dim**2)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         # Queries, keys and values as projected and activated; or the heads' outputs, joined, their
         # norm and the gate.
-        width = shared(self.num_heads, ranks) * self.head_dim
-        return (8 if half else 6) * width + embed_dim
+        width = shared(self.num_heads, call.ranks) * self.head_dim
+        return (8 if call.half else 6) * width + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> LightningAttentionConfig:
         return self

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyhead.config.data import check_whole
 from polyhead.config.grouped import check_divisor
-from polyhead.config.layout import CallCost, HeadLayout
+from polyhead.config.layout import CallCost, HeadLayout, Prefill
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -94,12 +94,10 @@ class MambaConfig(HeadLayout, kind="mamba"):
         # A token writes the states and reads them.
         return CallCost(0, per_token=2 * self.num_heads * self.state_dim)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         # The projection, the convolution's output, and beside them, in float32, steps and outputs,
         # and a decay of every number of the states; without native code also B and C for each.
-        twice = 2 if half else 1
+        twice = 2 if call.half else 1
         return (3 + 4 * twice + 3 * twice * self.state_dim) * self.num_heads + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> MambaConfig:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from polyhead._utils.checks import check_number
 from polyhead.config.data import check_choice, check_whole
-from polyhead.config.layout import CallCost, HeadLayout, shared
+from polyhead.config.layout import CallCost, HeadLayout, Prefill, shared
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -126,12 +126,10 @@ class Mamba2Config(HeadLayout, kind="mamba2"):
         # A token writes the state and reads it.
         return CallCost(0, per_token=2 * self.num_heads * self.state_dim * self.head_dim)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         # The projection and the convolution's input beside its tail, its output and that activated;
         # or values, outputs of heads and their gated norm. All but the first are in float32.
-        values, twice = shared(self.num_heads, ranks) * self.head_dim, 2 if half else 1
+        values, twice = shared(self.num_heads, call.ranks) * self.head_dim, 2 if call.half else 1
         made = max((1 + 2 * twice) * self.channels, self.channels + 5 * twice * values)
         return self.in_features + made + embed_dim
 

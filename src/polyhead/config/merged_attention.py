@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.sparse_encoder import check_plain, merged_elements
 from polyhead.errors import ConfigError
 
@@ -36,10 +36,7 @@ class MergedAttentionConfig(AttentionConfig, kind="merged"):
             self.num_heads, self.num_kv_heads, self.head_dim, v_head_dim=self.v_head_dim
         )
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        keys = shared(self.num_kv_heads, ranks) * (self.head_dim + self.value_dim)
-        return plain + keys + merged_elements(self, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        keys = shared(self.num_kv_heads, call.ranks) * (self.head_dim + self.value_dim)
+        return plain + keys + merged_elements(self, call.ranks)

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import AttentionSpan, CallCost
+from polyhead.config.layout import AttentionSpan, CallCost, Prefill
 from polyhead.config.memories import Memory, PerToken, Pooled, Recent, Tail
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -141,17 +141,15 @@ class NativeSparseAttentionConfig(AttentionConfig, kind="native_sparse"):
             per_choice=-(-per_pair // self.stride),
         )
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         Q, KV, V = self.num_heads * self.head_dim, self._entry_elements, self.value_dim
-        wide = 2 if half else 1
-        lists = 5 * 2 * wide * min(self.top_k, -(-tokens // self.selected_size))
+        wide = 2 if call.half else 1
+        lists = 5 * 2 * wide * min(self.top_k, -(-call.tokens // self.selected_size))
         # Blocks overlap: each token is in block_size / stride of them, copied once and rearranged.
         blocks = 2 * KV * (self.block_size // self.stride)
         # The sum, a branch's heads, and one more of each while they are made or added.
         outs = 4 * self.num_heads * V + embed_dim + self.num_kv_heads * lists
-        return Q + 3 * KV + max(self._copies(half) * Q, blocks, outs)
+        return Q + 3 * KV + max(self._copies(call.half) * Q, blocks, outs)
 
 
 _ABSENT: dict[str, Any] = {

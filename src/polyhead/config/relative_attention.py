@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import EMBEDDING, SEGMENTS, CallCost, shared
+from polyhead.config.layout import EMBEDDING, SEGMENTS, CallCost, Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.sparse_encoder import check_plain
 from polyhead.errors import ConfigError
@@ -60,12 +60,9 @@ class RelativeAttentionConfig(AttentionConfig, kind="relative"):
         plain = super().call_cost(batch_size, queries, cached)
         return CallCost(plain.per_pair, per_token=2 * queries * self.num_heads * self.head_dim)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        H = shared(self.num_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        H = shared(self.num_heads, call.ranks)
         # Of 2 T distances the table with segments and the one without, whose segments they are, and
         # the projected sinusoids.
-        return plain + (3 * H + 2) * 2 * tokens + 2 * (embed_dim + H * self.head_dim)
+        return plain + (3 * H + 2) * 2 * call.tokens + 2 * (embed_dim + H * self.head_dim)

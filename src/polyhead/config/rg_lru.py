@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polyhead.config.data import check_choice, check_whole
 from polyhead.config.feed_forward import ACTIVATIONS, Activation
-from polyhead.config.layout import CallCost, HeadLayout
+from polyhead.config.layout import CallCost, HeadLayout, Prefill
 from polyhead.config.memories import Memory, State, Tail
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -82,12 +82,10 @@ class RgLruConfig(HeadLayout, kind="rg_lru"):
         # A token writes the states and reads them.
         return CallCost(0, per_token=2 * self.width)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         # The branch, its input and the convolution's, and in float32 gates, decays, their factor,
         # values and outputs.
-        return (3 + 7 * (2 if half else 1)) * self.width + embed_dim
+        return (3 + 7 * (2 if call.half else 1)) * self.width + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> RgLruConfig:
         return self

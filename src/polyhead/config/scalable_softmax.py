@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.layout import shared
+from polyhead.config.layout import Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
@@ -37,13 +37,10 @@ class ScalableSoftmaxAttentionConfig(AttentionConfig, kind="scalable_softmax"):
         yield from super().parameter_groups(embed_dim, context_dim)
         yield ParameterGroup("attention", self.num_heads, 1, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        Q = shared(self.num_heads, ranks) * self.head_dim
-        K = shared(self.num_kv_heads, ranks) * (self.head_dim + self.value_dim)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        Q = shared(self.num_heads, call.ranks) * self.head_dim
+        K = shared(self.num_kv_heads, call.ranks) * (self.head_dim + self.value_dim)
         # Projected queries, those rotated or normed, and these scaled, in float32 at first.
         placed = self.rope is not None or self.qk_norm is not None
-        return max(plain, K + Q * (1 + placed + (4 if half else 1)))
+        return max(plain, K + Q * (1 + placed + (4 if call.half else 1)))

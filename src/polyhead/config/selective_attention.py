@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig
-from polyhead.config.layout import AttentionSpan, CallCost
+from polyhead.config.layout import AttentionSpan, CallCost, Prefill
 from polyhead.config.memories import Memory
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.selectors import BlockMeansConfig, SelectorConfig
@@ -59,13 +59,10 @@ class SelectiveAttentionConfig(AttentionConfig, kind="selective"):
         dense = super().call_cost(batch_size, queries, cached)
         return CallCost(dense.per_pair, per_choice=self.selector.choice_cost(self))
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        dense = super().peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        dense = super().peak_activation_elements(embed_dim, call)
         # Beside q, k and v the numbers of the chosen blocks, which have 64 bits, five times while
         # they are sorted.
-        blocks = min(self.selector.top_k, -(-tokens // self.selector.size))
-        sorted_blocks = 5 * (4 if half else 2) * blocks * self.selector.choices(self)
+        blocks = min(self.selector.top_k, -(-call.tokens // self.selector.size))
+        sorted_blocks = 5 * (4 if call.half else 2) * blocks * self.selector.choices(self)
         return dense + max(sorted_blocks, self.selector.made_elements)

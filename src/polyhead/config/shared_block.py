@@ -9,7 +9,7 @@ from typing import Any
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
 from polyhead.config.feed_forward import FeedForwardConfig
-from polyhead.config.layout import EMBEDDED, EMBEDDING, NORMED_HALF, CallCost, HeadLayout
+from polyhead.config.layout import EMBEDDED, EMBEDDING, NORMED_HALF, CallCost, HeadLayout, Prefill
 from polyhead.config.memories import Memory
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -138,17 +138,15 @@ class SharedBlockConfig(AttentionConfig, kind="shared_block"):
         state = self.mixer.call_cost(batch_size, queries, cached)
         return CallCost(heads.per_pair, per_token=state.per_token)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        E, given = embed_dim, {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        E = embed_dim
         read, added = self.input_vectors * E, self.adapter_rank or 0
-        attention = super().peak_activation_elements(E, half=half, **given)
+        attention = super().peak_activation_elements(E, call)
         if self.head_adapters:  # what adapters give is beside what they are added to
             attention += added + max(self.projected)
-        network = self.network.peak_activation_elements(E, ranks)
+        network = self.network.peak_activation_elements(E, call.ranks)
         if self.adapter_rank is not None:
             network = max(network, added + 5 * self.network.hidden_dim)
-        mixer = self.mixer.peak_activation_elements(E, half=half, **given)
-        normed = (1 + (NORMED_HALF if half else 1)) * read
+        mixer = self.mixer.peak_activation_elements(E, call)
+        normed = (1 + (NORMED_HALF if call.half else 1)) * read
         return max(normed, read + attention, 2 * E + network, 2 * E + mixer)

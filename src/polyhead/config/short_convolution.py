@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from polyhead.config.data import check_whole
-from polyhead.config.layout import CallCost, HeadLayout
+from polyhead.config.layout import CallCost, HeadLayout, Prefill
 from polyhead.config.memories import Memory, Tail
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
@@ -70,12 +70,10 @@ class ShortConvolutionConfig(HeadLayout, kind="short_convolution"):
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         return CallCost(0)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         # The three projections, their product, that beside its tail, the convolution's output; and
         # the last two in float32.
-        return (9 if half else 6) * self.width + embed_dim
+        return (9 if call.half else 6) * self.width + embed_dim
 
     def with_num_kv_heads(self, num_kv_heads: int) -> ShortConvolutionConfig:
         return self

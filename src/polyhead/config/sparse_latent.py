@@ -8,7 +8,7 @@ from typing import Literal
 
 from polyhead.config.data import Data, check_choice, check_whole
 from polyhead.config.latent import Computation, ComputationCost, LatentAttentionConfig
-from polyhead.config.layout import AttentionSpan, CallCost, shared
+from polyhead.config.layout import AttentionSpan, CallCost, Prefill, shared
 from polyhead.config.memories import Memory, PerToken, Pooled, Tail
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
@@ -191,18 +191,16 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
         choice = -(-choice // (index.pool or 1))
         return CallCost(dense.per_pair, dense.remade, per_choice=choice)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        index, given = self.indexer, {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        dense = super().peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        index = self.indexer
+        dense = super().peak_activation_elements(embed_dim, call)
         made = 2 * index.num_heads * index.head_dim + 4 * index.head_dim + index.num_heads
         if index.pool is not None:  # tokens by pools, and their weights, in float32
-            made += (16 if half else 8) * index.head_dim
-        values = shared(self.num_heads, ranks) * self.v_head_dim
+            made += (16 if call.half else 8) * index.head_dim
+        values = shared(self.num_heads, call.ranks) * self.v_head_dim
         gate = 2 * values * self.gated
         if self.query_gate:  # in float32, and so what it multiplies
-            gate = self.query_features + (6 if half else 2) * values
+            gate = self.query_features + (6 if call.half else 2) * values
         # Beside q and latents the indexer's queries, then the numbers of the chosen keys, which
         # have 64 bits, twice while they are sorted.
-        return dense + gate + max(made, 4 * min(index.top_k, tokens))
+        return dense + gate + max(made, 4 * min(index.top_k, call.tokens))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
-from polyhead.config.layout import NORMED_HALF, shared
+from polyhead.config.layout import NORMED_HALF, Prefill, shared
 from polyhead.config.norm import NormConfig
 from polyhead.config.parameter_groups import ParameterGroup
 
@@ -29,15 +29,12 @@ class SubNormAttentionConfig(AttentionConfig, kind="sub_norm"):
         size = self.out_norm.parameters(self.value_dim)
         yield ParameterGroup("norms", self.num_heads, size, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
         # Beside q, k and v the heads' outputs, the same side by side, and the norm of them.
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         made = H * self.head_dim + G * (self.head_dim + self.value_dim)
-        return max(plain, made + (2 + (NORMED_HALF if half else 1)) * H * self.value_dim)
+        return max(plain, made + (2 + (NORMED_HALF if call.half else 1)) * H * self.value_dim)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from polyhead.config.attention import AttentionConfig
 from polyhead.config.data import check_whole
-from polyhead.config.layout import HeadLayout, shared
+from polyhead.config.layout import HeadLayout, Prefill, shared
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.errors import ConfigError
 
@@ -63,11 +63,8 @@ class ValueResidualAttentionConfig(AttentionConfig, kind="value_residual"):
         if self.values_of is not None:
             yield ParameterGroup("attention", 1, 2, multiplied=False)
 
-    def peak_activation_elements(
-        self, embed_dim: int, *, tokens: int, batch_size: int, ranks: int, half: bool
-    ) -> int:
-        given = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks}
-        plain = super().peak_activation_elements(embed_dim, half=half, **given)
-        H, G = shared(self.num_heads, ranks), shared(self.num_kv_heads, ranks)
+    def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
+        plain = super().peak_activation_elements(embed_dim, call)
+        H, G = shared(self.num_heads, call.ranks), shared(self.num_kv_heads, call.ranks)
         # Both values times their factors, and the sum.
         return max(plain, (H + G) * self.head_dim + 4 * G * self.value_dim)

@@ -21,10 +21,9 @@ of the last token. Tested against torch's memory profiler, with native code and 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from polyhead.config import LayerConfig, TransformerConfig
-from polyhead.config.layout import NORMED_HALF
+from polyhead.config.layout import NORMED_HALF, Prefill
 from polyhead.planning.weights import encoder_dim
 
 
@@ -41,7 +40,8 @@ def activation_elements(
     E, context = model.embed_dim, encoder_dim(model)
     stacks = [(E, shape) for shape in {*model.layers}]
     stacks += [(context, shape) for shape in {*model.encoder_layers}]
-    layers = [_layer(shape, dim, tokens, batch_size, ranks, half) for dim, shape in stacks]
+    call = Prefill(tokens, batch_size, ranks, half)
+    layers = [_layer(shape, dim, call) for dim, shape in stacks]
     stream = context if model.encoder_layers else 0  # the encoder's output waits for the decoder
     # What layers hand on stays to the end.
     stream += sum(layer.attention.handed_elements for layer in model.layers) // ranks
@@ -57,20 +57,20 @@ def activation_elements(
     return batch_size * max(tokens * (max(layers) + stream), tokens * 2 * model.hidden_dim + head)
 
 
-def _layer(shape: LayerConfig, E: int, tokens: int, batch_size: int, ranks: int, half: bool) -> int:
-    given: Any = {"tokens": tokens, "batch_size": batch_size, "ranks": ranks, "half": half}
-    attention = shape.attention.peak_activation_elements(E, **given)
+def _layer(shape: LayerConfig, E: int, call: Prefill) -> int:
+    half = call.half
+    attention = shape.attention.peak_activation_elements(E, call)
     normed_input = E * (shape.laurel_rank is not None)
     attention += normed_input
     if shape.cross_attention is not None:
         # One more residual is alive behind the self-attention.
         crossing = replace(shape.cross_attention, rope=None)
-        attention = max(attention, E + crossing.peak_activation_elements(E, **given))
+        attention = max(attention, E + crossing.peak_activation_elements(E, call))
     # What came in, what goes on, the attention's output, and the norm of the sum.
     normed = 3 * E + (NORMED_HALF if half else 1) * E + normed_input
     peaks = [2 * E + attention]
     for network in shape.networks:
-        peaks += [normed, 3 * E + network.peak_activation_elements(E, ranks)]
+        peaks += [normed, 3 * E + network.peak_activation_elements(E, call.ranks)]
     if shape.per_layer_input is not None:
         P = shape.per_layer_input.dim
         peaks.append(2 * E + max(3 * P, P + E, (1 + (NORMED_HALF if half else 1)) * E))
