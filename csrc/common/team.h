@@ -3,8 +3,8 @@
 // has the same functions.
 //
 // Threads of a team wait for each other here and not in the runtime: libgomp's barrier sleeps at once when a
-// process has more teams than processors, as one that serves has, and keeps its processor for a second when
-// other processes need it.
+// process has more threads than processors, as one that serves has, and otherwise spins for long, also where
+// other processes need the processor.
 #pragma once
 
 #include <sched.h>

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
+from whole_models import check_decoding
 
 import polyhead as ph
 from allocations import measured
@@ -153,29 +154,7 @@ def model(**changes: Any) -> Transformer:
 def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(
     kind: Any, tmp_path: Path
 ) -> None:
-    made = model()
-    ids = torch.randint(50, (2, 40), generator=torch.Generator().manual_seed(0))
-    source = ids.flip(0)
-    whole, cache = made(ids, encoder_ids=source), made.new_cache(kind=kind, capacity=40)
-    given: dict[str, Any] = {"encoder_ids": source}
-    parts = []
-    for part in ids.split([30, 1, 1, 8], dim=1):
-        parts.append(made(part, cache=cache, **given))
-        given = {}
-    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
-    plan = ph.plan(
-        made.config, tokens=40, batch_size=2, dtype="float32",
-        page_size=None if kind == "auto" else 16,
-    )  # fmt: skip
-    assert cache.bytes == plan.cache_bytes
-    assert plan.parameters.total == sum(p.numel() for p in made.parameters())
-    cache.save(tmp_path / "cache.safetensors")
-    other = made.new_cache(kind=kind)
-    other.load(tmp_path / "cache.safetensors")
-    for each in (cache, other):
-        each.rollback(1)
-        again = made(ids[:, -1:], cache=each)
-        torch.testing.assert_close(again, whole[:, -1:], atol=1e-5, rtol=1e-5)
+    check_decoding(model(), kind, tmp_path)
 
 
 @torch.no_grad()

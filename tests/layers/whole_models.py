@@ -17,7 +17,7 @@ def check_decoding(model: Transformer, kind: str, path: Path) -> ModelCache:
     """A model decodes as in one pass, holds what is planned, and goes on from a saved cache.
 
     Args:
-        model: A decoder with a vocabulary of 50.
+        model: A decoder, or an encoder and one, with a vocabulary of 50.
         kind: Of its cache: "auto" or "paged".
         path: A folder to save the cache in.
 
@@ -25,8 +25,10 @@ def check_decoding(model: Transformer, kind: str, path: Path) -> ModelCache:
         The cache.
     """
     ids = torch.randint(50, (2, 40), generator=torch.Generator().manual_seed(0))
-    whole, cache = model(ids), model.new_cache(kind=kind, capacity=40)
-    parts = [model(part, cache=cache) for part in ids.split([30, 1, 1, 8], dim=1)]
+    source = {"encoder_ids": ids.flip(0)} if model.config.kind == "encoder-decoder" else {}
+    whole, cache = model(ids, **source), model.new_cache(kind=kind, capacity=40)
+    first, *more = ids.split([30, 1, 1, 8], dim=1)
+    parts = [model(first, cache=cache, **source), *(model(part, cache=cache) for part in more)]
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-5, rtol=1e-5)
     plan = ph.plan(
         model.config, tokens=40, batch_size=2, dtype="float32",

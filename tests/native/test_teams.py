@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -57,3 +58,50 @@ def test_a_thread_that_waits_ends_its_team():
     (more, left, product), (_, _, again) = found
     assert (more, left) == (2, 0)
     assert torch.equal(product, again)
+
+
+COUNTED = r"""
+#include <dlfcn.h>
+static int started = 0;
+extern "C" int teams_started() { return started; }
+extern "C" void GOMP_parallel(void (*run)(void*), void* data, unsigned threads, unsigned flags) {
+    ++started;
+    ((void (*)(void (*)(void*), void*, unsigned, unsigned))dlsym(RTLD_NEXT, "GOMP_parallel"))(run, data, threads, flags);
+}
+"""  # noqa: E501
+DECODING = """
+import ctypes, dataclasses, torch
+import polyhead as ph
+from generation.tiny import decoder
+torch.set_num_threads(2)
+started = ctypes.CDLL(None).teams_started
+config = decoder().config
+for layers in (2, 6):
+    model = ph.Transformer(dataclasses.replace(config, layers=config.layers[:1] * layers)).eval()
+    cache = model.new_cache()
+    with torch.inference_mode():
+        model(torch.ones(1, 4, dtype=torch.int64), cache=cache)
+        for _ in range(3):
+            before = started()
+            model(torch.ones(1, 1, dtype=torch.int64), cache=cache)
+            print(started() - before, end=" ")
+"""
+
+
+@pytest.mark.skipif(native.code() is None, reason="needs native code")
+@pytest.mark.skipif(sys.platform != "linux", reason="puts a function before the runtime's")
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++ to compile it")
+def test_a_step_starts_as_many_teams_whatever_the_number_of_layers(tmp_path):
+    source, counter = tmp_path / "counted.cpp", tmp_path / "counted.so"
+    source.write_text(COUNTED, encoding="utf-8")
+    command = ["g++", "-shared", "-fPIC", str(source), "-o", str(counter), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True)
+    places = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"LD_PRELOAD": str(counter), "PYTHONPATH": places}
+    found = subprocess.run(
+        [sys.executable, "-c", DECODING], env=environment, capture_output=True, text=True
+    )
+    counts = [*map(int, found.stdout.split())]
+    assert counts[:3] == counts[3:], found.stderr
+    assert len(counts) == 6
+    assert min(counts) >= 1

@@ -67,8 +67,8 @@ def _hybrid(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _minicpm(values: Mapping[str, Any]) -> dict[str, Any]:
-    for setting in _OF_MINICPM:
-        if _OF_MINICPM[setting] not in values:
+    for setting, key in _OF_MINICPM.items():
+        if key not in values:
             raise ConfigError(f"key 'minicpm.{setting}' is missing; files of early 2024 lack it")
     return _usual_scale(values)
 

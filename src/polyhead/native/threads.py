@@ -47,8 +47,8 @@ def threads() -> int:
 def end_team() -> None:
     """Ends the threads that this one computes with; its next computation starts others.
 
-    The runtime puts threads to sleep at once where more of them wait than there are processors,
-    and waking them takes a tenth of a step. For a thread that computes nothing for now.
+    For a thread that computes nothing for now: where a process has more threads than processors,
+    the runtime puts those that wait to sleep at once, of other teams too.
     """
     if tensor_check.MODULE is not None and not _in_child:
         tensor_check.MODULE.end_team()
