@@ -8,6 +8,7 @@
 #include "../common/team.h"
 #include "rows.h"
 #include "tiles.h"
+#include "../quantized/int8_dots.h"
 #include "../quantized/int8_lanes.h"
 
 namespace polyhead::PH_NAMESPACE {

@@ -8,7 +8,6 @@
 // A unit that is not finite makes sums NaN. Source: Q8_0 and Q8_1 of llama.cpp (there scales are rounded to 16 bits).
 #pragma once
 
-#include <array>
 #include <cstddef>
 
 #include "products.h"
@@ -232,93 +231,6 @@ inline Int8Unit int8_unit_of(const float* x, int start) {
         made.scale = top / 127.0f, made.total = made.scale * (float)total;
     }
     return made;
-}
-
-// The same unit of M rows of x, M = 1 or 2; scale and total of row i are lanes i, i + M, ….
-template <int M> struct Int8Rows {
-    Bytes codes[M];
-    LaneInts start[M];
-    Four scale, total;
-};
-
-template <int M> void int8_rows_of(const float* x, int64_t units, int start, Int8Rows<M>* to) {
-    for (int64_t u = 0; u < units; ++u)
-        for (int m = 0; m < M; ++m) {
-            const Int8Unit made = int8_unit_of(x + (m * units + u) * kUnit, start);
-            to[u].codes[m] = made.codes, to[u].start[m] = made.start;
-            for (int i = m; i < 4; i += M) to[u].scale[i] = made.scale, to[u].total[i] = made.total;
-        }
-}
-
-// found[m · stride + r] for R rows of blocks and M rows of x, each of K / 32 units. Pairs r · M + m of them lie in vectors
-// of four.
-template <class B, int R, int M>
-void int8_dots(const Int8Rows<M>* x, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
-    constexpr int kUnits = B::kNumbers / kUnit, kFours = (R * M + 3) / 4;
-    constexpr bool kHalved = Whole<B>::kHalved;
-    Four acc[kFours] = {}, least[kFours] = {};
-    for (int64_t u = 0; u < units; u += kUnits, w += B::kBytes) {
-        float halves[2 * R];
-        halves_of<B::kHalves, R>(w, row_bytes, halves);
-        PH_UNROLL(4) for (int r = 0; r < R; ++r) prefetch_block<B>(w + r * row_bytes);
-        auto block = [&](int r) { return whole_at<B, R>(w + r * row_bytes, halves, r); };
-        const auto blocks = [&] {
-            if constexpr (R == 4) return std::array<Whole<B>, 4>{block(0), block(1), block(2), block(3)};
-            else if constexpr (R == 2) return std::array<Whole<B>, 2>{block(0), block(1)};
-            else return std::array<Whole<B>, 1>{block(0)};
-        }();
-        PH_UNROLL(8) for (int j = 0; j < kUnits; ++j) {
-            const Int8Rows<M>& by = x[u + j];
-            LaneInts dot[4 * kFours] = {};
-            PH_UNROLL(4) for (int r = 0; r < R; ++r) {
-                const LaneInts codes = (LaneInts)unsigned_codes<B>(blocks[r].codes(j));
-                PH_UNROLL(4) for (int m = 0; m < M; ++m) dot[r * M + m] = quad_dots<B>(by.start[m], codes, (LaneInts)by.codes[m]);
-            }
-            PH_UNROLL(4) for (int i = 0; i < kFours; ++i) {
-                auto lanes = [&](auto of) {  // for each pair what its row of blocks has
-                    auto at = [&](int lane) { return of(blocks[(4 * i + lane) / M < R ? (4 * i + lane) / M : R - 1]); };
-                    return Four{at(0), at(1), at(2), at(3)};
-                };
-                FourInts first, second;
-                sums_of(dot + 4 * i, first, second);
-                if constexpr (!kHalved) first += second;
-                const Four scale = lanes([&](const Whole<B>& b) { return b.scale(j, 0); });
-                acc[i] = add_product(acc[i], __builtin_convertvector(first, Four) * scale, by.scale);
-                if constexpr (kHalved) {
-                    const Four other = lanes([&](const Whole<B>& b) { return b.scale(j, 1); });
-                    acc[i] = add_product(acc[i], __builtin_convertvector(second, Four) * other, by.scale);
-                }
-                if constexpr (Whole<B>::kMinimum)
-                    least[i] = add_product(least[i], lanes([&](const Whole<B>& b) { return b.minimum(j); }), by.total);
-            }
-        }
-    }
-    PH_UNROLL(4) for (int r = 0; r < R; ++r)
-        PH_UNROLL(4) for (int m = 0; m < M; ++m) found[m * stride + r] = acc[(r * M + m) / 4][(r * M + m) % 4] + least[(r * M + m) / 4][(r * M + m) % 4];
-}
-
-// done(n, count, dots[m · stride + i] of row n + i of a weight with row m of the M rows of x, K numbers each) until n is
-// `last`. More rows of x are lanes (int8_lanes.h).
-template <int M, class Done>
-void over_rows_int8(const float* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, Done&& done) {
-    with_whole(f.type, [&](auto of) {
-        using B = typename decltype(of)::Blocks;
-        // Short blocks without minima leave registers for more rows, which read x once.
-        constexpr int R = M == 1 ? kRowsAtOnce : PH_WIDTH < 16 || Whole<B>::kMinimum || B::kNumbers > kUnit ? 1 : 4;
-        const int64_t units = K / kUnit;
-        auto* by = (Int8Rows<M>*)__builtin_alloca_with_align(units * sizeof(Int8Rows<M>), 8 * alignof(Int8Rows<M>));
-        int8_rows_of(x, units, start_of<B>(), by);
-        float* found = (float*)__builtin_alloca(M * stride * sizeof(float));
-        const uint8_t* w = (const uint8_t*)f.weight + first * f.row_bytes;
-        int64_t n = first;
-        auto tile = [&](auto count) {
-            int8_dots<B, count, M>(by, units, w, f.row_bytes, found, stride);
-            done(n, count, found);
-            n += count, w += count * f.row_bytes;
-        };
-        while (n + R <= last) tile(std::integral_constant<int, R>{});
-        while (n < last) tile(std::integral_constant<int, 1>{});
-    });
 }
 
 }  // namespace polyhead::PH_NAMESPACE

@@ -1,0 +1,171 @@
+// A row or two of x in 8 bits with rows of weights in blocks, each number with the bits of int8_activations.h.
+#pragma once
+
+#include <array>
+
+#include "int8_activations.h"
+
+namespace polyhead::PH_NAMESPACE {
+
+// The same unit of M rows of x, M = 1 or 2; scale and total of row i are lanes i, i + M, ….
+template <int M> struct Int8Rows {
+    Bytes codes[M];
+    LaneInts start[M];
+    Four scale, total;
+};
+
+template <int M> void int8_rows_of(const float* x, int64_t units, int start, Int8Rows<M>* to) {
+    for (int64_t u = 0; u < units; ++u)
+        for (int m = 0; m < M; ++m) {
+            const Int8Unit made = int8_unit_of(x + (m * units + u) * kUnit, start);
+            to[u].codes[m] = made.codes, to[u].start[m] = made.start;
+            for (int i = m; i < 4; i += M) to[u].scale[i] = made.scale, to[u].total[i] = made.total;
+        }
+}
+
+// Four units of a row of x: sixteen bytes of each unit, which meet the lower halves of bytes, then those that meet the upper ones.
+struct Int8Fours {
+    alignas(64) uint8_t low[64], high[64];
+    int32_t start[16];
+    Four scale[4], total[4];
+};
+
+inline void int8_fours_of(const Int8Rows<1>* x, int64_t fours, Int8Fours* to) {
+    for (int64_t f = 0; f < fours; ++f, ++to)
+        for (int i = 0; i < 4; ++i, ++x) {
+            __builtin_memcpy(to->low + 16 * i, x->codes, 16), __builtin_memcpy(to->high + 16 * i, (const char*)x->codes + 16, 16);
+            for (int lane = 0; lane < 4; ++lane) to->start[4 * i + lane] = x->start[0][lane] + x->start[0][4 + lane];
+            to->scale[i] = x->scale, to->total[i] = x->total;
+        }
+}
+
+// Adds to `acc` and `least` what four rows of blocks and a row of x give, four units at a time.
+template <class B> void nibble_dots(const Int8Fours* x, int64_t fours, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least);
+
+#if defined(__AVX512VNNI__) && PH_WIDTH == 16
+// Blocks of one unit whose codes are halves of 16 bytes.
+template <class B> constexpr bool kNibbles = __is_same(B, Q4_0) || __is_same(B, Q4_1);
+
+// Places of the halves of four blocks among 32: those of block i go to lanes 4 i to 4 i + 3, second halves 16 lanes on.
+template <class B> constexpr std::array<uint16_t, 32> places_of_halves() {
+    std::array<uint16_t, 32> found{};
+    for (int i = 0; i < 32; ++i) found[i] = i % 16 / 4 * (B::kBytes / 2) + (B::kHalves == 2 ? i / 16 : 0);
+    return found;
+}
+
+// Sums of 8 products of 4 and 8 bits, and those of two such, fit in 16 bits.
+template <class B> inline void nibble_dots(const Int8Fours* x, int64_t fours, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least) {
+    alignas(64) static constexpr std::array<uint16_t, 32> kPlaces = places_of_halves<B>();
+    const __m512i places = load_any<__m512i>(&kPlaces), nibble = _mm512_set1_epi8(15), ones = _mm512_set1_epi16(1);
+    for (int64_t f = 0; f < fours; ++f, ++x, w += 4 * B::kBytes) {
+        __m512i halves{}, dot[4];
+        PH_UNROLL(4) for (int r = 0; r < 4; ++r) {
+            const uint8_t *p = w + r * row_bytes, *at = p + 2 * B::kHalves;
+            __builtin_prefetch(p + 2 * kPrefetch, 0, 1), __builtin_prefetch(p + 2 * kPrefetch + 64, 0, 1);
+            __m512i codes = _mm512_castsi128_si512(load_any<__m128i>(at));
+            codes = _mm512_inserti32x4(codes, load_any<__m128i>(at + B::kBytes), 1);
+            codes = _mm512_inserti32x4(codes, load_any<__m128i>(at + 2 * B::kBytes), 2);
+            codes = _mm512_inserti32x4(codes, load_any<__m128i>(at + 3 * B::kBytes), 3);
+            dot[r] = _mm512_dpbusd_epi32(load_any<__m512i>(x->start), codes & nibble, load_any<__m512i>(x->low));
+            dot[r] = _mm512_dpbusd_epi32(dot[r], _mm512_srli_epi16(codes, 4) & nibble, load_any<__m512i>(x->high));
+            halves = _mm512_mask_permutexvar_epi16(halves, 0x11111111u << r, places, load_any<__m512i>(p));
+        }
+        auto add_pairs = [&](__m512i a, __m512i b) { return _mm512_madd_epi16(_mm512_packs_epi32(a, b), ones); };
+        const __m512i dots = add_pairs(add_pairs(dot[0], dot[1]), add_pairs(dot[2], dot[3]));
+        const Vec by = (Vec)_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), found = (Vec)_mm512_cvtepi32_ps(dots) * by;
+        const Vec minimum = Whole<B>::kMinimum ? (Vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)) : Vec{};
+        auto add = [&](auto i) {
+            acc = add_product(acc, (Four)_mm512_extractf32x4_ps((__m512)found, i), x->scale[i]);
+            if constexpr (Whole<B>::kMinimum) least = add_product(least, (Four)_mm512_extractf32x4_ps((__m512)minimum, i), x->total[i]);
+        };
+        add(std::integral_constant<int, 0>{}), add(std::integral_constant<int, 1>{});
+        add(std::integral_constant<int, 2>{}), add(std::integral_constant<int, 3>{});
+    }
+}
+#else
+template <class B> constexpr bool kNibbles = false;
+#endif
+
+// found[m · stride + r] for R rows of blocks and M rows of x, each of K / 32 units. Pairs r · M + m of them lie in vectors
+// of four.
+template <class B, int R, int M>
+void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
+    constexpr int kUnits = B::kNumbers / kUnit, kFours = (R * M + 3) / 4;
+    constexpr bool kHalved = Whole<B>::kHalved;
+    Four acc[kFours] = {}, least[kFours] = {};
+    int64_t u = 0;
+    if constexpr (kNibbles<B> && R == 4 && M == 1) {
+        u = units / 4 * 4;
+        nibble_dots<B>(fours, units / 4, w, row_bytes, acc[0], least[0]);
+        w += u * B::kBytes;
+    }
+    for (; u < units; u += kUnits, w += B::kBytes) {
+        float halves[2 * R];
+        halves_of<B::kHalves, R>(w, row_bytes, halves);
+        PH_UNROLL(4) for (int r = 0; r < R; ++r) prefetch_block<B>(w + r * row_bytes);
+        auto block = [&](int r) { return whole_at<B, R>(w + r * row_bytes, halves, r); };
+        const auto blocks = [&] {
+            if constexpr (R == 4) return std::array<Whole<B>, 4>{block(0), block(1), block(2), block(3)};
+            else if constexpr (R == 2) return std::array<Whole<B>, 2>{block(0), block(1)};
+            else return std::array<Whole<B>, 1>{block(0)};
+        }();
+        PH_UNROLL(8) for (int j = 0; j < kUnits; ++j) {
+            const Int8Rows<M>& by = x[u + j];
+            LaneInts dot[4 * kFours] = {};
+            PH_UNROLL(4) for (int r = 0; r < R; ++r) {
+                const LaneInts codes = (LaneInts)unsigned_codes<B>(blocks[r].codes(j));
+                PH_UNROLL(4) for (int m = 0; m < M; ++m) dot[r * M + m] = quad_dots<B>(by.start[m], codes, (LaneInts)by.codes[m]);
+            }
+            PH_UNROLL(4) for (int i = 0; i < kFours; ++i) {
+                auto lanes = [&](auto of) {  // for each pair what its row of blocks has
+                    auto at = [&](int lane) { return of(blocks[(4 * i + lane) / M < R ? (4 * i + lane) / M : R - 1]); };
+                    return Four{at(0), at(1), at(2), at(3)};
+                };
+                FourInts first, second;
+                sums_of(dot + 4 * i, first, second);
+                if constexpr (!kHalved) first += second;
+                const Four scale = lanes([&](const Whole<B>& b) { return b.scale(j, 0); });
+                acc[i] = add_product(acc[i], __builtin_convertvector(first, Four) * scale, by.scale);
+                if constexpr (kHalved) {
+                    const Four other = lanes([&](const Whole<B>& b) { return b.scale(j, 1); });
+                    acc[i] = add_product(acc[i], __builtin_convertvector(second, Four) * other, by.scale);
+                }
+                if constexpr (Whole<B>::kMinimum)
+                    least[i] = add_product(least[i], lanes([&](const Whole<B>& b) { return b.minimum(j); }), by.total);
+            }
+        }
+    }
+    PH_UNROLL(4) for (int r = 0; r < R; ++r)
+        PH_UNROLL(4) for (int m = 0; m < M; ++m) found[m * stride + r] = acc[(r * M + m) / 4][(r * M + m) % 4] + least[(r * M + m) / 4][(r * M + m) % 4];
+}
+
+// done(n, count, dots[m · stride + i] of row n + i of a weight with row m of the M rows of x, K numbers each) until n is
+// `last`. More rows of x are lanes (int8_lanes.h).
+template <int M, class Done>
+void over_rows_int8(const float* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, Done&& done) {
+    with_whole(f.type, [&](auto of) {
+        using B = typename decltype(of)::Blocks;
+        // Short blocks without minima leave registers for more rows, which read x once.
+        constexpr int R = M == 1 ? kRowsAtOnce : PH_WIDTH < 16 || Whole<B>::kMinimum || B::kNumbers > kUnit ? 1 : 4;
+        const int64_t units = K / kUnit;
+        auto* by = (Int8Rows<M>*)__builtin_alloca_with_align(units * sizeof(Int8Rows<M>), 8 * alignof(Int8Rows<M>));
+        int8_rows_of(x, units, start_of<B>(), by);
+        Int8Fours* fours = nullptr;
+        if constexpr (kNibbles<B> && M == 1) {
+            fours = (Int8Fours*)__builtin_alloca_with_align(units / 4 * sizeof(Int8Fours), 8 * alignof(Int8Fours));
+            int8_fours_of(by, units / 4, fours);
+        }
+        float* found = (float*)__builtin_alloca(M * stride * sizeof(float));
+        const uint8_t* w = (const uint8_t*)f.weight + first * f.row_bytes;
+        int64_t n = first;
+        auto tile = [&](auto count) {
+            int8_dots<B, count, M>(by, fours, units, w, f.row_bytes, found, stride);
+            done(n, count, found);
+            n += count, w += count * f.row_bytes;
+        };
+        while (n + R <= last) tile(std::integral_constant<int, R>{});
+        while (n < last) tile(std::integral_constant<int, 1>{});
+    });
+}
+
+}  // namespace polyhead::PH_NAMESPACE
