@@ -113,10 +113,8 @@ inline void multiply_tiles(const Pair* a, int64_t a_stride, const Pair* b, int64
     if constexpr (R == 2 && N == 2) tile_multiply_add<3, 5, 7>();
 }
 
-// c[rows, N · 16] = a[rows, K] · b[K, N · 16], or added to what c holds; R = ⌈rows / 16⌉.
-template <int R, int N, class Next>
-inline void product_of_tiles(Next& next, int64_t rows, const Pair* a, int64_t a_stride, const Pair* b,
-                             int64_t b_stride, int64_t K, float* c, int64_t c_stride, bool add) {
+// C begins with 0 or with what lies at c, and goes there.
+template <int R, int N> inline void begin_sums(const float* c, int64_t c_stride, bool add) {
     if (add) {
         tile_load<0>(c, c_stride * 4);
         if constexpr (N == 2) tile_load<1>(c + kTile, c_stride * 4);
@@ -128,6 +126,19 @@ inline void product_of_tiles(Next& next, int64_t rows, const Pair* a, int64_t a_
         if constexpr (R == 2) tile_zero<2>();
         if constexpr (R == 2 && N == 2) tile_zero<3>();
     }
+}
+template <int R, int N> inline void store_sums(float* c, int64_t c_stride) {
+    tile_store<0>(c, c_stride * 4);
+    if constexpr (N == 2) tile_store<1>(c + kTile, c_stride * 4);
+    if constexpr (R == 2) tile_store<2>(c + kTile * c_stride, c_stride * 4);
+    if constexpr (R == 2 && N == 2) tile_store<3>(c + kTile * c_stride + kTile, c_stride * 4);
+}
+
+// c[rows, N · 16] = a[rows, K] · b[K, N · 16], or added to what c holds; R = ⌈rows / 16⌉.
+template <int R, int N, class Next>
+inline void product_of_tiles(Next& next, int64_t rows, const Pair* a, int64_t a_stride, const Pair* b,
+                             int64_t b_stride, int64_t K, float* c, int64_t c_stride, bool add) {
+    begin_sums<R, N>(c, c_stride, add);
     const auto lines = next.next(K);
     int64_t k = 0;
     for (; k + kTile <= K; k += kTile) {
@@ -144,10 +155,15 @@ inline void product_of_tiles(Next& next, int64_t rows, const Pair* a, int64_t a_
         }
         multiply_tiles<R, N>(left, kTile, right, 2 * kTile);
     }
-    tile_store<0>(c, c_stride * 4);
-    if constexpr (N == 2) tile_store<1>(c + kTile, c_stride * 4);
-    if constexpr (R == 2) tile_store<2>(c + kTile * c_stride, c_stride * 4);
-    if constexpr (R == 2 && N == 2) tile_store<3>(c + kTile * c_stride + kTile, c_stride * 4);
+    store_sums<R, N>(c, c_stride);
+}
+
+// The same where sixteen pairs of all rows follow those before, and b is [steps, 2 kTile].
+template <int R, int N>
+inline void product_of_packed_tiles(int64_t rows, const Pair* a, const Pair* b, int64_t steps, float* c, int64_t c_stride) {
+    begin_sums<R, N>(c, c_stride, false);
+    for (int64_t k = 0; k < steps; k += kTile) multiply_tiles<R, N>(a + k * rows, kTile, b + k * 2 * kTile, 2 * kTile);
+    store_sums<R, N>(c, c_stride);
 }
 
 template <int R, class Next>

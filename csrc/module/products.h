@@ -16,7 +16,7 @@ template <class Of> void in_gemv_batches(const Gemm& p, const Of& of) {
 // they have alone only among few: bfloat16 that meets blocks beside numbers, of which few rows multiply blocks in float32
 // and numbers in pairs. Otherwise GEMM multiplies all as GEMV does, or all in pairs.
 inline bool needs_gemv(Gemm& p, const WeightKinds& kinds, bool batch_invariant) {
-    p.pairs = !batch_invariant || !kinds.blocks;
+    p.pairs = !batch_invariant || !kinds.blocks, p.any_order = !batch_invariant;
     return p.rows <= kMaxGemvRows || (kinds.int8 && kinds.not_int8) || (batch_invariant && kinds.blocks && kinds.numbers && p.dtype == kBFloat16);
 }
 

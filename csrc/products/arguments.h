@@ -58,11 +58,12 @@ struct WeightKinds {
     }
 };
 
-// The same for more than kMaxGemvRows rows, each with the bits of Gemv unless there are blocks and `pairs`. All weights
+// The same for more than kMaxGemvRows rows, each with the bits of Gemv unless blocks meet `pairs`, or in `any_order`. All weights
 // take x in 8 bits, or none.
 struct Gemm {
     Dtype dtype;            // of x, weights, biases and y
     bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it
+    bool any_order;         // products of bfloat16 may be added up in another order than Gemv's
     const void* x;          // rows `x_stride` apart
     int64_t x_stride, rows, in_features;
     LinearWeight weights[kMaxWeights];

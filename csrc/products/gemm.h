@@ -7,6 +7,8 @@
 //
 // With pairs of bfloat16 (E is Pair) the processor's own instruction multiplies, twice as fast, in GEMV and GEMM in one
 // order. Only blocks in a GEMM of pairs are rounded to bfloat16, and give other bits than in GEMV.
+//
+// With matrix tiles (E is TilePair) panels of W are transposed, and all has other bits than in GEMV.
 #pragma once
 
 #include "../common/team.h"
@@ -17,11 +19,20 @@
 namespace polyhead::PH_NAMESPACE {
 
 constexpr int64_t kPanel = 96;         // columns that are multiplied with one tile of rows after another
-constexpr int64_t kColumnUnit = 12;    // threads share columns in whole tiles
+template <class E> constexpr int64_t kColumnUnit = 12;  // threads share columns in whole tiles
+template <class E> constexpr int64_t kRowsOfTile = kDotRows;
 constexpr int64_t kDotRun = PH_WIDTH == 16 ? 128 : 96;  // vectors along K that the nearest caches hold of a tile
 static_assert(kPanel <= kMostPanel);
 
 inline int64_t whole_vectors(int64_t elements) { return (elements + W - 1) / W * W; }
+
+#if PH_TILES
+// A pair of bfloat16 that matrix tiles multiply.
+struct TilePair { uint32_t bits; };
+template <> constexpr int64_t kColumnUnit<TilePair> = 2 * kTile;
+template <> constexpr int64_t kRowsOfTile<TilePair> = 2 * kTile;
+static_assert(kPanel % (2 * kTile) == 0);
+#endif
 
 // dots[R, kPanel] of R packed rows with `count` rows of W, of K elements each.
 template <int R, class E> void dot_panel(const E* x, WeightRows<E> w, int64_t count, int64_t K, Vec* scratch, float* dots) {
@@ -101,6 +112,37 @@ template <class T> WeightRows<Pair> weight_rows(const LinearWeight& f, int64_t n
 }
 #endif
 
+#if PH_TILES
+inline void pack_tile(const BFloat16* x, int64_t stride, int64_t rows, int64_t K, TilePair* to) { pack_tile(x, stride, rows, K, (Pair*)to); }
+
+// 2 kTile columns after another, each of them [pairs, columns]. The last ones beyond `count` are 0, or are not there.
+template <class T> WeightRows<TilePair> weight_rows(const LinearWeight& f, int64_t n, int64_t count, int64_t K, TilePair* panel) {
+    const int64_t steps = elements_of<TilePair>(K);
+    for (int64_t i = 0; i < count; i += kTile) {
+        const int64_t columns = count - i < kTile ? count - i : kTile;
+        const WeightRows<Pair> w = weight_rows<T>(f, n + i, columns, K, (Pair*)(panel + kPanel * steps));
+        TilePair* to = panel + i / (2 * kTile) * (2 * kTile) * steps + i % (2 * kTile);
+        for (int64_t k = 0; k < steps; k += W) {
+            Vec block[W];
+            for (int64_t c = 0; c < kTile; ++c) block[c] = c < columns ? load_any<Vec>(w.at + c * w.row + k) : Vec{};
+            transpose_in_registers(block);
+            for (int64_t j = 0; j < W; ++j) store_any(to + (k + j) * 2 * kTile, block[j]);
+        }
+    }
+    return {panel, steps, 0};
+}
+
+inline void dots_of_tile(int64_t rows, const TilePair* x, WeightRows<TilePair> w, int64_t count, int64_t steps, Vec*, float* dots) {
+    set_tile_rows(rows);
+    for (int64_t n = 0; n < count; n += 2 * kTile)
+        with_constant<2>(rows > kTile ? 2 : 1, [&](auto r) {
+            with_constant<2>(count - n > kTile ? 2 : 1, [&](auto c) {
+                product_of_packed_tiles<r, c>(rows, (const Pair*)x, (const Pair*)(w.at + n * steps), steps, dots + n, kPanel);
+            });
+        });
+}
+#endif
+
 // What a thread of a team computes: tiles of rows and columns, both in whole ones.
 struct Share {
     int64_t first_tile, last_tile, first_column, last_column;
@@ -149,7 +191,7 @@ void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, in
     for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
         count = last - n < kPanel ? last - n : kPanel;
         const WeightRows<E> w = weight_rows<T>(f, n, count, K, (E*)scratch.panel(thread));
-        float dots[kDotRows * kPanel];
+        float dots[kRowsOfTile<E> * kPanel];
         for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
             const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
             dots_of_tile(rows, x + row * width, w, count, elements, (Vec*)scratch.sums(thread), dots);
@@ -162,10 +204,10 @@ template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads)
     int64_t columns = 0;
     for (int i = 0; i < p.count; ++i) columns += p.weights[i].out_features;
     over_row_blocks(p.rows, [&](int64_t block, int64_t rows_of_block) {
-        const TilesOfRows tiles(rows_of_block);
+        const TilesOfRows tiles(rows_of_block, kRowsOfTile<E>);
         pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();
-        const Share share(tiles.count, columns, kColumnUnit, thread, threads);
+        const Share share(tiles.count, columns, kColumnUnit<E>, thread, threads);
         int64_t column = 0;
         for (int i = 0; i < p.count; column += p.weights[i++].out_features) {
             const LinearWeight& f = p.weights[i];
@@ -182,6 +224,9 @@ template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads)
 
 // Calls of(number of the dtype, element of packed rows).
 template <class Of> void with_elements(const Gemm& p, const Of& of) {
+#if PH_TILES
+    if (p.dtype == kBFloat16 && p.any_order && p.rows >= kTile) return of(BFloat16{}, TilePair{});
+#endif
 #if PH_PAIRS
     if (p.dtype == kBFloat16 && p.pairs) return of(BFloat16{}, Pair{});
 #endif
@@ -190,6 +235,7 @@ template <class Of> void with_elements(const Gemm& p, const Of& of) {
 
 inline void gemm(const Gemm& p, int threads) {
     in_team(threads, [&](int thread, int team) {
+        [[maybe_unused]] const TilesInUse tiles;
         if (p.weights[0].int8_activations) return with_dtype(p.dtype, [&](auto number) { int8_gemm_of<decltype(number)>(p, thread, team); });
         with_elements(p, [&](auto number, auto element) {
             gemm_of<decltype(number), decltype(element)>(p, thread, team);

@@ -32,6 +32,9 @@ inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t ele
         for (int64_t r = 0; r < rows; ++r) pack_weights(hidden + r * kPanel + i, 2 * W, to + (n + i) / 2 * rows + r * W);
 }
 #endif
+#if PH_TILES
+inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, TilePair* to) { pack_panel(hidden, rows, n, elements, (Pair*)to); }
+#endif
 
 static_assert(kPanel % (2 * W) == 0, "panels of hidden features are whole vectors");
 
@@ -49,7 +52,7 @@ void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int thre
         const WeightRows<E> up = weight_rows<T>(by.up, n, count, K, (E*)p.scratch.panel(thread));
         WeightRows<E> gate{};
         if (by.gate.weight) gate = weight_rows<T>(by.gate, n, count, K, (E*)(p.scratch.panel(thread) + panel_numbers(K)));
-        float gates[kDotRows * kPanel] = {}, values[kDotRows * kPanel] = {};
+        float gates[kRowsOfTile<E> * kPanel] = {}, values[kRowsOfTile<E> * kPanel] = {};
         for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
             const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
             const E* x = (const E*)p.scratch.x() + row * width;
@@ -66,12 +69,12 @@ template <class T, class E> void gemm_network_of(const GemmNetwork& f, int threa
     const Gemm& p = f.in;
     const LinearWeight& down = f.network.down;
     over_row_blocks(p.rows, [&](int64_t block, int64_t rows_of_block) {
-        const TilesOfRows tiles(rows_of_block);
+        const TilesOfRows tiles(rows_of_block, kRowsOfTile<E>);
         pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();
         hidden_panels<T, E>(f, tiles, thread, threads);
         wait_for_team();
-        const Share share(tiles.count, down.out_features, kColumnUnit, thread, threads);
+        const Share share(tiles.count, down.out_features, kColumnUnit<E>, thread, threads);
         over_panels<T>((const E*)p.scratch.hidden(), f.network.up.out_features, down, share.first_column, share.last_column, tiles,
                        share, p.scratch, thread, [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
             write_dots(dots, rows, down.bias ? (const T*)down.bias + n : nullptr, count,
@@ -82,6 +85,7 @@ template <class T, class E> void gemm_network_of(const GemmNetwork& f, int threa
 
 inline void gemm_network(const GemmNetwork& f, int threads) {
     in_team(threads, [&](int thread, int team) {
+        [[maybe_unused]] const TilesInUse tiles;
         if (f.network.up.int8_activations) return with_dtype(f.in.dtype, [&](auto number) { int8_network_of<decltype(number)>(f, thread, team); });
         with_elements(f.in, [&](auto number, auto element) {
             gemm_network_of<decltype(number), decltype(element)>(f, thread, team);

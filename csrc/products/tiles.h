@@ -2,6 +2,7 @@
 // has them, so that every number is added up in the same order, whatever stands beside it.
 #pragma once
 
+#include "../common/tile_products.h"
 #include "arguments.h"
 #include "dot.h"
 
@@ -142,7 +143,7 @@ Vec* dot_tiles(X x, WeightRows<E> w, int64_t count, Part part, Vec* sums, float*
 // Rows in tiles of nearly as many: row of x that tile i begins with.
 struct TilesOfRows {
     int64_t rows, count;
-    explicit TilesOfRows(int64_t rows) : rows(rows), count((rows + kDotRows - 1) / kDotRows) {}
+    explicit TilesOfRows(int64_t rows, int64_t most = kDotRows) : rows(rows), count((rows + most - 1) / most) {}
     int64_t start(int64_t i) const { return rows / count * i + (i < rows % count ? i : rows % count); }
 };
 

@@ -4,6 +4,8 @@
 // with four of a row of x, and what a unit gives is scaled for W numbers of y at once.
 #pragma once
 
+#include <array>
+
 #include "../products/activations.h"
 #include "../products/rows.h"
 #include "int8_activations.h"

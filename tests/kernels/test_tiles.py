@@ -29,4 +29,4 @@ def test_products_on_tiles_are_sums_of_products(tmp_path, needs, flags):
     command = ["g++", *flags, f"-I{ROOT / 'csrc'}", source, "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True)
     found = subprocess.run([program], capture_output=True, text=True, timeout=120)
-    assert found.stdout == "3840 shapes\n"
+    assert found.stdout == "3936 shapes\n"

@@ -70,6 +70,23 @@ template <bool Transposed> bool is_right(int64_t rows, int64_t K, int64_t vector
         }
     return true;
 }
+
+// Packed: sixteen pairs of all rows after those before, and two tiles of columns side by side.
+template <int R, int N> bool is_right_packed(int64_t rows, int64_t steps) {
+    const auto a = random_pairs(rows * steps), b = random_pairs(steps * 2 * kTile);
+    const int64_t c_stride = 3 * kTile;
+    std::vector<float> c(rows * c_stride, 7.0f);
+    set_tile_rows(rows);
+    product_of_packed_tiles<R, N>(rows, a.data(), b.data(), steps, c.data(), c_stride);
+    for (int64_t m = 0; m < rows; ++m)
+        for (int64_t n = 0; n < c_stride; ++n) {
+            double sum = n < N * kTile ? 0 : 7;
+            for (int64_t k = 0; n < N * kTile && k < steps; ++k)
+                sum += dot(a[k / kTile * kTile * rows + m * kTile + k % kTile], b[k * 2 * kTile + n]);
+            if (!(std::abs(c[m * c_stride + n] - sum) < 1e-4)) return false;
+        }
+    return true;
+}
 }  // namespace
 
 int main() {
@@ -90,6 +107,16 @@ int main() {
                     }
                     ++compared;
                 }
+    for (int64_t rows = 1; rows <= 32; ++rows)
+        for (int64_t steps : {16, 32, 144}) {
+            const bool right = rows <= kTile ? is_right_packed<1, 1>(rows, steps) && is_right_packed<1, 2>(rows, steps)
+                                             : is_right_packed<2, 1>(rows, steps) && is_right_packed<2, 2>(rows, steps);
+            if (!right) {
+                std::printf("wrong: rows %d, pairs %d, packed\n", (int)rows, (int)steps);
+                return 1;
+            }
+            ++compared;
+        }
     std::printf("%d shapes\n", compared);
     return 0;
 }

@@ -38,12 +38,6 @@ def code_for_gemm(x: Tensor) -> Code | None:
     return code if code is None or _has_few_rows(x) or x.dtype in code.dtypes else None
 
 
-def code_for_quantized_gemm(x: Tensor) -> Code | None:
-    """The same for weights in blocks, which native code unpacks once for all rows."""
-    code = code_for(x)
-    return code if code is None or _has_few_rows(x) or x.dtype in code.block_dtypes else None
-
-
 def as_rows(x: Tensor) -> Tensor:
     """``[rows, features]``, the last dimension dense."""
     rows = x.reshape(-1, x.shape[-1])

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.errors import UnsupportedError
 from polyhead.layers.exact import ExactType
-from polyhead.layers.gemm import as_rows, code_for, code_for_quantized_gemm
+from polyhead.layers.gemm import as_rows, code_for
 from polyhead.native import batch_invariant, tensor_check
 from polyhead.native.arguments import INT8_ACTIVATIONS, Scales, Weight
 from polyhead.quantization import BlockType, of_rows, readable, unpack
@@ -136,7 +136,7 @@ class QuantizedMatrix(nn.Module):
 
     def _natively(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """The product by native code, or None."""
-        code = code_for(x) if self.int8_activations else code_for_quantized_gemm(x)
+        code = code_for(x)
         if code is None or x.shape[-1] != self.in_features:
             return None
         weight = native_weight(self, x, bias)

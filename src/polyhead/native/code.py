@@ -61,14 +61,11 @@ class Code:
     Attributes:
         block_sizes: Numbers and bytes of a block, by the number of its type, for all that it reads.
         dtypes: In which products of more than ``MAX_GEMV_ROWS`` rows are as fast as torch's.
-        block_dtypes: The same for weights in blocks.
     """
 
     def __init__(self, module: ModuleType, index: int, name: str) -> None:
         self.name = name
         self.dtypes = _DTYPES.get(name, frozenset())
-        tiles = {torch.bfloat16} if name == "avx512_amx" else set()  # torch multiplies by tiles
-        self.block_dtypes = frozenset(DTYPES) - tiles
         self._index = index
         self._native = module
         self.block_sizes: dict[int, tuple[int, int]] = module.interface()["blocks"]
@@ -83,8 +80,8 @@ class Code:
             weights: At most ``MAX_WEIGHTS``, dense, in the dtype of x or in blocks.
             batch_invariant: A row has the same bits whatever rows are beside it, and however many.
                 Otherwise blocks that meet more than ``MAX_GEMV_ROWS`` rows of bfloat16 are rounded
-                to bfloat16 and multiplied by the processor's instruction for that, if it has one:
-                twice as fast, in another order.
+                to bfloat16 and multiplied by the processor's instruction for that, if it has one;
+                and matrix tiles (AMX) multiply 16 rows of bfloat16 and more, in another order.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
         self._native.product(self._index, threads(), x, weights, batch_invariant, y)
