@@ -6,6 +6,7 @@ many threads as torch uses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -15,11 +16,12 @@ from polyhead.native import tensor_check
 from polyhead.native.threads import threads
 
 _PER_ROUND = 192
-"""Operations of a thread with the narrowest instruction; others do a multiple."""
+"""Operations of a thread with the narrowest instruction; others do up to eight times as many."""
+_PER_ROUND_OF_TILES = 1024 * _PER_ROUND
 
 _OF_DTYPE = {
     torch.float32: ("fma_256", "fma_512"),
-    torch.bfloat16: ("fma_256", "fma_512", "bf16_pairs"),
+    torch.bfloat16: ("fma_256", "fma_512", "bf16_pairs", "bf16_tiles"),
     torch.float16: ("fma_256", "fma_512"),
     torch.int8: ("int8_quads",),
 }
@@ -29,7 +31,8 @@ def instructions(dtype: torch.dtype) -> list[str]:
     """Those that multiply numbers of a dtype here, widened to float32 or as they are.
 
     ``"fma_256"`` and ``"fma_512"`` multiply and add float32, ``"bf16_pairs"`` adds two products of
-    bfloat16 at once, ``"int8_quads"`` four of 8-bit integers. Empty without native code.
+    bfloat16 at once, ``"bf16_tiles"`` multiplies matrix tiles of them (AMX), ``"int8_quads"`` adds
+    four products of 8-bit integers. Empty without native code.
     """
     found = [] if tensor_check.MODULE is None else tensor_check.MODULE.rates()
     return [name for name in _OF_DTYPE.get(dtype, ()) if name in found]
@@ -47,7 +50,8 @@ def compute(instruction: str, operations: float) -> float:
     """
     assert tensor_check.MODULE is not None
     team = threads()
-    rounds = max(1, round(operations / (team * _PER_ROUND)))
+    each = _PER_ROUND_OF_TILES if instruction == "bf16_tiles" else _PER_ROUND
+    rounds = math.ceil(operations / (team * each))
     done: float = tensor_check.MODULE.at_rate(instruction, team, rounds)
     return done
 
