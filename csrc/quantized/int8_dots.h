@@ -39,12 +39,28 @@ inline void int8_fours_of(const Int8Rows<1>* x, int64_t fours, Int8Fours* to) {
         }
 }
 
-// Adds to `acc` and `least` what four rows of blocks and a row of x give, four units at a time.
+// Add to `acc` and `least` what four rows of blocks and a row of x give: four units at a time, and blocks of eight units.
 template <class B> void nibble_dots(const Int8Fours* x, int64_t fours, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least);
+template <class B> void six_bit_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least);
 
 #if defined(__AVX512VNNI__) && PH_WIDTH == 16
 // Blocks of one unit whose codes are halves of 16 bytes.
 template <class B> constexpr bool kNibbles = __is_same(B, Q4_0) || __is_same(B, Q4_1);
+// Blocks of eight units with scales of six bits.
+template <class B> constexpr bool kSixBits = __is_same(B, Q4_K) || __is_same(B, Q5_K);
+
+// Sums over each 128 bits of four rows' vectors: 128 bits of the result are four rows. Two of their numbers fit in 16 bits.
+inline __m512i sums_of_rows(const __m512i* v) {
+    const __m512i ones = _mm512_set1_epi16(1);
+    auto add_pairs = [&](__m512i a, __m512i b) { return _mm512_madd_epi16(_mm512_packs_epi32(a, b), ones); };
+    return add_pairs(add_pairs(v[0], v[1]), add_pairs(v[2], v[3]));
+}
+
+// Adds the products of one unit after another, whose places are given, each of the 128 bits of a vector.
+template <int... Places> inline void add_units(Four& sum, Vec v, const Four* by, std::integer_sequence<int, Places...>) {
+    int i = 0;
+    ((sum = add_product(sum, (Four)_mm512_extractf32x4_ps((__m512)v, Places), by[i++])), ...);
+}
 
 // Places of the halves of four blocks among 32: those of block i go to lanes 4 i to 4 i + 3, second halves 16 lanes on.
 template <class B> constexpr std::array<uint16_t, 32> places_of_halves() {
@@ -54,9 +70,10 @@ template <class B> constexpr std::array<uint16_t, 32> places_of_halves() {
 }
 
 // Sums of 8 products of 4 and 8 bits, and those of two such, fit in 16 bits.
+using InOrder = std::integer_sequence<int, 0, 1, 2, 3>;
 template <class B> inline void nibble_dots(const Int8Fours* x, int64_t fours, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least) {
     alignas(64) static constexpr std::array<uint16_t, 32> kPlaces = places_of_halves<B>();
-    const __m512i places = load_any<__m512i>(&kPlaces), nibble = _mm512_set1_epi8(15), ones = _mm512_set1_epi16(1);
+    const __m512i places = load_any<__m512i>(&kPlaces), nibble = _mm512_set1_epi8(15);
     for (int64_t f = 0; f < fours; ++f, ++x, w += 4 * B::kBytes) {
         __m512i halves{}, dot[4];
         PH_UNROLL(4) for (int r = 0; r < 4; ++r) {
@@ -70,20 +87,66 @@ template <class B> inline void nibble_dots(const Int8Fours* x, int64_t fours, co
             dot[r] = _mm512_dpbusd_epi32(dot[r], _mm512_srli_epi16(codes, 4) & nibble, load_any<__m512i>(x->high));
             halves = _mm512_mask_permutexvar_epi16(halves, 0x11111111u << r, places, load_any<__m512i>(p));
         }
-        auto add_pairs = [&](__m512i a, __m512i b) { return _mm512_madd_epi16(_mm512_packs_epi32(a, b), ones); };
-        const __m512i dots = add_pairs(add_pairs(dot[0], dot[1]), add_pairs(dot[2], dot[3]));
-        const Vec by = (Vec)_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), found = (Vec)_mm512_cvtepi32_ps(dots) * by;
-        const Vec minimum = Whole<B>::kMinimum ? (Vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)) : Vec{};
-        auto add = [&](auto i) {
-            acc = add_product(acc, (Four)_mm512_extractf32x4_ps((__m512)found, i), x->scale[i]);
-            if constexpr (Whole<B>::kMinimum) least = add_product(least, (Four)_mm512_extractf32x4_ps((__m512)minimum, i), x->total[i]);
+        const Vec by = (Vec)_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), found = (Vec)_mm512_cvtepi32_ps(sums_of_rows(dot)) * by;
+        add_units(acc, found, x->scale, InOrder{});
+        if constexpr (Whole<B>::kMinimum)
+            add_units(least, (Vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)), x->total, InOrder{});
+    }
+}
+
+// Four codes of 4 bits and four of 8, and two such sums, fit in 16 bits, with the fifth bit too.
+template <class B> inline void six_bit_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least) {
+    constexpr int kCodesAt = B::kBytes - 128;  // behind two halves, scales, and the fifth bits
+    using EvenFirst = std::integer_sequence<int, 0, 2, 1, 3>;  // units lie as 0, 2, 1, 3
+    const __m512i nibble = _mm512_set1_epi8(15), six = _mm512_set1_epi8(63), upper = _mm512_set1_epi8(0x30);
+    const __m512i of_rows = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i of_units = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
+    for (int64_t u = 0; u < units; u += 8, x += 8, w += B::kBytes) {
+        float halves[8];
+        halves_of<2, 4>(w, row_bytes, halves);
+        const __m512 both = _mm512_castps256_ps512(_mm256_loadu_ps(halves));
+        const Vec d = (Vec)_mm512_permutexvar_ps(_mm512_set4_epi32(6, 4, 2, 0), both), m = (Vec)_mm512_permutexvar_ps(_mm512_set4_epi32(7, 5, 3, 1), both);
+        __m512i packed = _mm512_castsi128_si512(load_any<__m128i>(w + 4));
+        packed = _mm512_inserti32x4(packed, load_any<__m128i>(w + row_bytes + 4), 1);
+        packed = _mm512_inserti32x4(packed, load_any<__m128i>(w + 2 * row_bytes + 4), 2);
+        packed = _mm512_inserti32x4(packed, load_any<__m128i>(w + 3 * row_bytes + 4), 3);
+        // As SixBits, of four rows: eight scales, eight minima; then for each four of them bytes [unit, row].
+        const __m512i low = _mm512_shuffle_epi32(packed, (_MM_PERM_ENUM)0x50), rest = _mm512_shuffle_epi32(packed, (_MM_PERM_ENUM)0xaa);
+        const __m512i high = (_mm512_srlv_epi32(rest, _mm512_set4_epi32(4, 0, 0, 0)) & nibble) | (_mm512_srli_epi32(low, 2) & upper);
+        const __m512i codes = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(of_rows, _mm512_mask_blend_epi32(0xaaaa, low & six, high)), of_units);
+        auto floats = [&](auto i) { return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(codes, i))); };
+        auto four = [&](auto half) {  // units 4 half to 4 half + 3
+            constexpr int h = half;
+            const Int8Rows<1>* by = x + 4 * h;
+            __m512i even[4], odd[4];
+            auto two = [&](int i) { return _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)by[i].codes[0]), (__m256i)by[i + 2].codes[0], 1); };
+            const __m512i first = two(0), second = two(1);
+            PH_UNROLL(4) for (int r = 0; r < 4; ++r) {
+                const uint8_t* p = w + r * row_bytes;
+                if (!h) prefetch_block<B>(p);
+                const __m512i bytes = load_any<__m512i>(p + kCodesAt + 64 * h);
+                __m512i a = bytes & nibble, b = _mm512_srli_epi16(bytes, 4) & nibble;
+                if constexpr (__is_same(B, Q5_K)) {
+                    const __m512i bits = _mm512_broadcast_i64x4(load_any<__m256i>(p + 16)), one = _mm512_set1_epi8(1);
+                    const __m512i at = _mm512_inserti64x4(_mm512_set1_epi16(4 * h), _mm256_set1_epi16(4 * h + 2), 1);
+                    a |= _mm512_slli_epi16(_mm512_srlv_epi16(bits, at) & one, 4);
+                    b |= _mm512_slli_epi16(_mm512_srlv_epi16(bits, at + _mm512_set1_epi16(1)) & one, 4);
+                }
+                even[r] = _mm512_dpbusd_epi32(__m512i{}, a, first), odd[r] = _mm512_dpbusd_epi32(__m512i{}, b, second);
+            }
+            const __m512i a = sums_of_rows(even), b = sums_of_rows(odd);  // 0, 0, 2, 2 and 1, 1, 3, 3
+            const __m512i dots = _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+            Four scale[4], total[4];
+            PH_UNROLL(4) for (int i = 0; i < 4; ++i) scale[i] = by[i].scale, total[i] = by[i].total;
+            add_units(acc, (Vec)_mm512_cvtepi32_ps(dots) * (floats(std::integral_constant<int, h>{}) * d), scale, EvenFirst{});
+            add_units(least, -(floats(std::integral_constant<int, 2 + h>{}) * m), total, EvenFirst{});
         };
-        add(std::integral_constant<int, 0>{}), add(std::integral_constant<int, 1>{});
-        add(std::integral_constant<int, 2>{}), add(std::integral_constant<int, 3>{});
+        four(std::integral_constant<int, 0>{}), four(std::integral_constant<int, 1>{});
     }
 }
 #else
 template <class B> constexpr bool kNibbles = false;
+template <class B> constexpr bool kSixBits = false;
 #endif
 
 // found[m · stride + r] for R rows of blocks and M rows of x, each of K / 32 units. Pairs r · M + m of them lie in vectors
@@ -98,6 +161,9 @@ void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, cons
         u = units / 4 * 4;
         nibble_dots<B>(fours, units / 4, w, row_bytes, acc[0], least[0]);
         w += u * B::kBytes;
+    } else if constexpr (kSixBits<B> && R == 4 && M == 1) {
+        u = units;
+        six_bit_dots<B>(x, units, w, row_bytes, acc[0], least[0]);
     }
     for (; u < units; u += kUnits, w += B::kBytes) {
         float halves[2 * R];
