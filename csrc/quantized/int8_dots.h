@@ -40,6 +40,7 @@ inline void int8_fours_of(const Int8Rows<1>* x, int64_t fours, Int8Fours* to) {
 }
 
 // Add to `acc` and `least` what four rows of blocks and a row of x give: four units at a time, and blocks of eight units.
+template <class B> void halved_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc);
 template <class B> void nibble_dots(const Int8Fours* x, int64_t fours, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least);
 template <class B> void six_bit_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least);
 
@@ -48,6 +49,35 @@ template <class B> void six_bit_dots(const Int8Rows<1>* x, int64_t units, const 
 template <class B> constexpr bool kNibbles = __is_same(B, Q4_0) || __is_same(B, Q4_1);
 // Blocks of eight units with scales of six bits.
 template <class B> constexpr bool kSixBits = __is_same(B, Q4_K) || __is_same(B, Q5_K);
+
+// Blocks of eight units of which sixteen numbers have a scale.
+template <class B> constexpr bool kHalvedScales = __is_same(B, Q6_K);
+
+// Sixteen bytes of each of four rows.
+inline __m512i bytes_of_rows(const uint8_t* p, int64_t row_bytes) {
+    __m512i found = _mm512_castsi128_si512(load_any<__m128i>(p));
+    found = _mm512_inserti32x4(found, load_any<__m128i>(p + row_bytes), 1);
+    found = _mm512_inserti32x4(found, load_any<__m128i>(p + 2 * row_bytes), 2);
+    return _mm512_inserti32x4(found, load_any<__m128i>(p + 3 * row_bytes), 3);
+}
+
+// Four numbers of a byte of each of four rows, those of place i in 128 bits: as bytes [place, row], where places are chosen.
+inline __m512i four_of_rows(__m512i bytes, int a, int b, int c, int d) {
+    const __m512i of_rows = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    auto place = [](int i) { return 0x0c080400 + i * 0x01010101; };
+    return _mm512_shuffle_epi8(_mm512_permutexvar_epi32(of_rows, bytes), _mm512_set4_epi32(place(d), place(c), place(b), place(a)));
+}
+
+// 32 bytes of one unit, and of another.
+inline __m512i two_units(const LaneInts& first, const LaneInts& second) {
+    return _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)first), (__m256i)second, 1);
+}
+
+// `bits` of each of 32 bytes from place `first` on, then from place `second` on.
+inline __m512i bits_of(const uint8_t* p, int first, int second, int bits) {
+    const __m512i both = _mm512_broadcast_i64x4(load_any<__m256i>(p)), at = _mm512_inserti64x4(_mm512_set1_epi16(first), _mm256_set1_epi16(second), 1);
+    return _mm512_srlv_epi16(both, at) & _mm512_set1_epi8((1 << bits) - 1);
+}
 
 // Sums over each 128 bits of four rows' vectors: 128 bits of the result are four rows. Two of their numbers fit in 16 bits.
 inline __m512i sums_of_rows(const __m512i* v) {
@@ -99,38 +129,31 @@ template <class B> inline void six_bit_dots(const Int8Rows<1>* x, int64_t units,
     constexpr int kCodesAt = B::kBytes - 128;  // behind two halves, scales, and the fifth bits
     using EvenFirst = std::integer_sequence<int, 0, 2, 1, 3>;  // units lie as 0, 2, 1, 3
     const __m512i nibble = _mm512_set1_epi8(15), six = _mm512_set1_epi8(63), upper = _mm512_set1_epi8(0x30);
-    const __m512i of_rows = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i of_units = _mm512_broadcast_i32x4(_mm_setr_epi8(0, 4, 8, 12, 2, 6, 10, 14, 1, 5, 9, 13, 3, 7, 11, 15));
     for (int64_t u = 0; u < units; u += 8, x += 8, w += B::kBytes) {
         float halves[8];
         halves_of<2, 4>(w, row_bytes, halves);
         const __m512 both = _mm512_castps256_ps512(_mm256_loadu_ps(halves));
         const Vec d = (Vec)_mm512_permutexvar_ps(_mm512_set4_epi32(6, 4, 2, 0), both), m = (Vec)_mm512_permutexvar_ps(_mm512_set4_epi32(7, 5, 3, 1), both);
-        __m512i packed = _mm512_castsi128_si512(load_any<__m128i>(w + 4));
-        packed = _mm512_inserti32x4(packed, load_any<__m128i>(w + row_bytes + 4), 1);
-        packed = _mm512_inserti32x4(packed, load_any<__m128i>(w + 2 * row_bytes + 4), 2);
-        packed = _mm512_inserti32x4(packed, load_any<__m128i>(w + 3 * row_bytes + 4), 3);
+        const __m512i packed = bytes_of_rows(w + 4, row_bytes);
         // As SixBits, of four rows: eight scales, eight minima; then for each four of them bytes [unit, row].
         const __m512i low = _mm512_shuffle_epi32(packed, (_MM_PERM_ENUM)0x50), rest = _mm512_shuffle_epi32(packed, (_MM_PERM_ENUM)0xaa);
         const __m512i high = (_mm512_srlv_epi32(rest, _mm512_set4_epi32(4, 0, 0, 0)) & nibble) | (_mm512_srli_epi32(low, 2) & upper);
-        const __m512i codes = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(of_rows, _mm512_mask_blend_epi32(0xaaaa, low & six, high)), of_units);
+        const __m512i codes = four_of_rows(_mm512_mask_blend_epi32(0xaaaa, low & six, high), 0, 2, 1, 3);
         auto floats = [&](auto i) { return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm512_extracti32x4_epi32(codes, i))); };
         auto four = [&](auto half) {  // units 4 half to 4 half + 3
             constexpr int h = half;
             const Int8Rows<1>* by = x + 4 * h;
             __m512i even[4], odd[4];
-            auto two = [&](int i) { return _mm512_inserti64x4(_mm512_castsi256_si512((__m256i)by[i].codes[0]), (__m256i)by[i + 2].codes[0], 1); };
-            const __m512i first = two(0), second = two(1);
+            auto codes_of = [&](int i) { return two_units((LaneInts)by[i].codes[0], (LaneInts)by[i + 2].codes[0]); };
+            const __m512i first = codes_of(0), second = codes_of(1);
             PH_UNROLL(4) for (int r = 0; r < 4; ++r) {
                 const uint8_t* p = w + r * row_bytes;
                 if (!h) prefetch_block<B>(p);
                 const __m512i bytes = load_any<__m512i>(p + kCodesAt + 64 * h);
                 __m512i a = bytes & nibble, b = _mm512_srli_epi16(bytes, 4) & nibble;
                 if constexpr (__is_same(B, Q5_K)) {
-                    const __m512i bits = _mm512_broadcast_i64x4(load_any<__m256i>(p + 16)), one = _mm512_set1_epi8(1);
-                    const __m512i at = _mm512_inserti64x4(_mm512_set1_epi16(4 * h), _mm256_set1_epi16(4 * h + 2), 1);
-                    a |= _mm512_slli_epi16(_mm512_srlv_epi16(bits, at) & one, 4);
-                    b |= _mm512_slli_epi16(_mm512_srlv_epi16(bits, at + _mm512_set1_epi16(1)) & one, 4);
+                    a |= _mm512_slli_epi16(bits_of(p + 16, 4 * h, 4 * h + 2, 1), 4);
+                    b |= _mm512_slli_epi16(bits_of(p + 16, 4 * h + 1, 4 * h + 3, 1), 4);
                 }
                 even[r] = _mm512_dpbusd_epi32(__m512i{}, a, first), odd[r] = _mm512_dpbusd_epi32(__m512i{}, b, second);
             }
@@ -144,7 +167,41 @@ template <class B> inline void six_bit_dots(const Int8Rows<1>* x, int64_t units,
         four(std::integral_constant<int, 0>{}), four(std::integral_constant<int, 1>{});
     }
 }
+
+// Four products of 6 and 8 bits, and two such sums, fit in 16 bits.
+template <class B> inline void halved_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc) {
+    const __m512i nibble = _mm512_set1_epi8(15);
+    for (int64_t u = 0; u < units; u += 8, x += 8, w += B::kBytes) {
+        auto half_of = [&](int r) { return half_at(w + r * row_bytes + 208); };
+        const Vec d = (Vec)_mm512_broadcast_f32x4((__m128)Four{half_of(0), half_of(1), half_of(2), half_of(3)});
+        const __m512i scales = four_of_rows(bytes_of_rows(w + 192, row_bytes), 0, 1, 2, 3);
+        auto four = [&](auto half) {  // units 4 half to 4 half + 3
+            constexpr int h = half;
+            const Int8Rows<1>* by = x + 4 * h;
+            auto codes_of = [&](int i) { return two_units((LaneInts)by[i].codes[0], (LaneInts)by[i + 1].codes[0]); };
+            auto starts_of = [&](int i) { return two_units(by[i].start[0], by[i + 1].start[0]); };
+            const __m512i first = codes_of(0), second = codes_of(2), first_start = starts_of(0), second_start = starts_of(2);
+            __m512i lower[4], upper[4];
+            PH_UNROLL(4) for (int r = 0; r < 4; ++r) {
+                const uint8_t* p = w + r * row_bytes;
+                if (!h) prefetch_block<B>(p);
+                const __m512i bytes = load_any<__m512i>(p + 64 * h);
+                const __m512i a = (bytes & nibble) | _mm512_slli_epi16(bits_of(p + 128 + 32 * h, 0, 2, 2), 4);
+                const __m512i b = (_mm512_srli_epi16(bytes, 4) & nibble) | _mm512_slli_epi16(bits_of(p + 128 + 32 * h, 4, 6, 2), 4);
+                lower[r] = _mm512_dpbusd_epi32(first_start, a, first), upper[r] = _mm512_dpbusd_epi32(second_start, b, second);
+            }
+            auto add = [&](auto place, const __m512i* dots, int i) {
+                const Vec scale = (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(scales, place))) * d;
+                const Four of[4] = {by[i].scale, by[i].scale, by[i + 1].scale, by[i + 1].scale};
+                add_units(acc, (Vec)_mm512_cvtepi32_ps(sums_of_rows(dots)) * scale, of, InOrder{});
+            };
+            add(std::integral_constant<int, 2 * h>{}, lower, 0), add(std::integral_constant<int, 2 * h + 1>{}, upper, 2);
+        };
+        four(std::integral_constant<int, 0>{}), four(std::integral_constant<int, 1>{});
+    }
+}
 #else
+template <class B> constexpr bool kHalvedScales = false;
 template <class B> constexpr bool kNibbles = false;
 template <class B> constexpr bool kSixBits = false;
 #endif
@@ -164,6 +221,9 @@ void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, cons
     } else if constexpr (kSixBits<B> && R == 4 && M == 1) {
         u = units;
         six_bit_dots<B>(x, units, w, row_bytes, acc[0], least[0]);
+    } else if constexpr (kHalvedScales<B> && R == 4 && M == 1) {
+        u = units;
+        halved_dots<B>(x, units, w, row_bytes, acc[0]);
     }
     for (; u < units; u += kUnits, w += B::kBytes) {
         float halves[2 * R];
