@@ -25,11 +25,11 @@ from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.interpret.pruning import prune
 from polyhead.layers import (
     ForgettingAttentionConfig,
-    MultiHeadAttention,
     OffByOneAttentionConfig,
     QKNormConfig,
     RopeConfig,
     ScalableSoftmaxAttentionConfig,
+    TensorProductAttentionConfig,
     ValueResidualAttentionConfig,
 )
 from polyhead.layers.registry import build_attention
@@ -40,7 +40,7 @@ E, D, T, WORDS = 24, 6, 17, 50
 NETWORK = FeedForwardConfig(32)
 SIZES: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": D}
 ROPE = {"rope": RopeConfig(50.0)}
-KINDS: dict[str, tuple[AttentionConfig, ...]] = {
+KINDS: dict[str, tuple[AttentionConfig | TensorProductAttentionConfig, ...]] = {
     "scalable-softmax": (
         ScalableSoftmaxAttentionConfig(**SIZES, **ROPE),
         ScalableSoftmaxAttentionConfig(**SIZES, window=5, qk_norm=QKNormConfig(), scale=0.7),
@@ -57,6 +57,10 @@ KINDS: dict[str, tuple[AttentionConfig, ...]] = {
         ValueResidualAttentionConfig(**SIZES, **ROPE),
         ValueResidualAttentionConfig(**SIZES, window=5, scale=0.7, values_of=0),
         ValueResidualAttentionConfig(4, 2, 4, v_head_dim=D, rope=RopeConfig(), values_of=0),
+    ),
+    "TPA": (
+        TensorProductAttentionConfig(4, D, **ROPE),
+        TensorProductAttentionConfig(4, D, 3, 1, 2, bias=True, window=5, scale=0.7),
     ),
 }
 ON_CONTEXT = ("scalable-softmax", "off-by-one")
@@ -79,13 +83,28 @@ def ids(batch: int = 2, count: int = T) -> Tensor:
     return torch.randint(WORDS, (batch, count), generator=torch.Generator().manual_seed(count))
 
 
-def weights_of(layer: MultiHeadAttention, x: Tensor) -> Tensor:
-    """``[B, H, T, T]`` by the formulas, from the parameters."""
-    c, H, n = layer.config, layer.num_heads, x.shape[1]
+def queries_and_keys(layer: Any, x: Tensor) -> list[Tensor]:
+    """``[B, H, T, D]`` each, before rotation."""
+    c = layer.config
+    if isinstance(c, TensorProductAttentionConfig):
+        return [outer_products(c, proj(x)) for proj in (layer.q_proj, layer.k_proj)]
     q, k = (proj(x).unflatten(-1, (-1, c.head_dim)) for proj in (layer.q_proj, layer.k_proj))
     if c.qk_norm is not None:
         q, k = layer.q_norm(q), layer.k_norm(k)
-    q, k = q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(H // c.num_kv_heads, dim=1)
+    return [q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(2, dim=1)]
+
+
+def outer_products(c: TensorProductAttentionConfig, vectors: Tensor) -> Tensor:
+    rank = vectors.shape[-1] // (c.num_heads + c.head_dim)
+    over_heads, over_features = vectors.split([rank * c.num_heads, rank * c.head_dim], dim=-1)
+    pairs = zip(over_heads.chunk(rank, dim=-1), over_features.chunk(rank, dim=-1), strict=True)
+    return sum(torch.einsum("bth,btd->bhtd", a, b) for a, b in pairs) / rank  # type: ignore[return-value]
+
+
+def weights_of(layer: Any, x: Tensor) -> Tensor:
+    """``[B, H, T, T]`` by the formulas, from the parameters."""
+    c, n = layer.config, x.shape[1]
+    q, k = queries_and_keys(layer, x)
     if layer.rope is not None:
         q, k = layer.rope.apply(q), layer.rope.apply(k)
     scores = q @ k.mT * (c.head_dim**-0.5 if c.scale is None else c.scale)
@@ -100,20 +119,22 @@ def weights_of(layer: MultiHeadAttention, x: Tensor) -> Tensor:
         scores = scores + torch.einsum("jil,blh->bhij", between.to(x.dtype), logs)
     weights = scores.exp() * seen
     more = float(isinstance(c, OffByOneAttentionConfig))
-    if layer.sinks is not None:
+    if getattr(layer, "sinks", None) is not None:
         more = layer.sinks.exp()[:, None, None]
     return weights / (weights.sum(-1, keepdim=True) + more)
 
 
-def values_of(layer: MultiHeadAttention, x: Tensor, before: list[Tensor]) -> Tensor:
+def values_of(layer: Any, x: Tensor, before: list[Tensor]) -> Tensor:
     """``[B, G, T, D]``; those of the layers before are given."""
+    if isinstance(layer.config, TensorProductAttentionConfig):
+        return outer_products(layer.config, layer.v_proj(x))
     v = layer.v_proj(x).unflatten(-1, (-1, D)).transpose(1, 2)
     of = getattr(layer.config, "values_of", None)
     return v if of is None else layer.mix[0] * before[of] + layer.mix[1] * v
 
 
-def attended(layer: MultiHeadAttention, x: Tensor, v: Tensor) -> Tensor:
-    heads = weights_of(layer, x) @ v.repeat_interleave(2, dim=1)
+def attended(layer: Any, x: Tensor, v: Tensor) -> Tensor:
+    heads = weights_of(layer, x) @ v.repeat_interleave(4 // v.shape[1], dim=1)
     return layer.o_proj(heads.transpose(1, 2).flatten(2))
 
 
@@ -167,6 +188,25 @@ def test_chunks_through_caches_equal_one_pass(kind: str, cache_kind: Any, tmp_pa
         for i, at in enumerate(first + step):
             if at < T:
                 torch.testing.assert_close(logits[i, 0], whole[(1, 1, 0)[i], at])
+
+
+@torch.no_grad()
+@pytest.mark.skipif(native.code() is None, reason="needs native code")
+def test_rows_of_outer_products_have_the_bits_that_they_have_alone() -> None:
+    """In a window too, whose keys lie in a ring."""
+    made, tokens, lengths = model("TPA").float(), ids(3), [16, 13, 10]
+    with ph.batch_invariant():
+        cache = made.new_cache(spare=8)
+        made(tokens[:, :-1], cache=cache)
+        cache.rollback([T - 1 - length for length in lengths])
+        for step in range(4):
+            at = [min(length + step, T - 1) for length in lengths]
+            new = torch.stack([tokens[i, at[i]] for i in range(3)])[:, None]
+            found = made(new, cache=cache)
+            for i in range(3):
+                if lengths[i] + step < T:
+                    made(tokens[i : i + 1, : at[i]], cache=(alone := made.new_cache(spare=8)))
+                    assert torch.equal(found[i : i + 1], made(new[i : i + 1], cache=alone))
 
 
 @each_kind
@@ -257,6 +297,18 @@ def test_options_that_do_not_go_are_refused_by_name() -> None:
     for changed in ({"alibi": ALiBiConfig()}, {"hands_on_keys": True}):
         with pytest.raises(ConfigError, match="forget gates are the only bias"):
             replace(KINDS["forgetting"][0], **changed)
+    products = KINDS["TPA"][0]
+    for changed, message in (
+        ({"k_rank": 0}, "k_rank must be a whole number of at least 1: got 0"),
+        ({"rope": RopeConfig(dim=8)}, "rope dim must be at most head_dim=6: got 8"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            replace(products, **changed)
+    layer = build_attention(E, products)
+    with pytest.raises(ValueError, match=r"x must be \[B, T, 24\]: got \[3, 24\]"):
+        layer(x[0])
+    with pytest.raises(TypeError, match="no argument 'is_causal'"):
+        layer(x, is_causal=True)
     forgetting = build_attention(E, KINDS["forgetting"][0])
     with pytest.raises(ValueError, match=r"a bias of its own \(forget gates\): got another"):
         forgetting(x, bias=torch.zeros(1, 4, 3, 3))

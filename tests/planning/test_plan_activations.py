@@ -77,6 +77,7 @@ from polyhead.layers import (
     ShortConvolutionConfig,
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
+    TensorProductAttentionConfig,
     ValueResidualAttentionConfig,
 )
 from polyhead.models import Transformer
@@ -309,6 +310,13 @@ LAYERS = {
         LayerConfig(ValueResidualAttentionConfig(16, 16, 64), NARROW),
         share=0.7,
         second=LayerConfig(ValueResidualAttentionConfig(16, 16, 64, values_of=0), NARROW),
+    ),
+    "sums of outer products": Case(
+        LayerConfig(TensorProductAttentionConfig(16, 64, rope=RopeConfig()), NARROW), share=0.7
+    ),
+    "sums of outer products, many for queries": Case(
+        LayerConfig(TensorProductAttentionConfig(4, 64, 24, 2, 2, rope=RopeConfig()), NARROW),
+        share=0.7,
     ),
     "forget gates": Case(
         LayerConfig(ForgettingAttentionConfig(32, 32, 8), NARROW),

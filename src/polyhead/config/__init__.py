@@ -101,6 +101,7 @@ from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
+from polyhead.config.tensor_product import TensorProductAttentionConfig
 from polyhead.config.token_mixture import TokenMixtureConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
 from polyhead.config.value_residual import ValueResidualAttentionConfig
@@ -211,6 +212,7 @@ __all__ = [
     "SubNormFeedForwardConfig",
     "Tail",
     "TaskHeadConfig",
+    "TensorProductAttentionConfig",
     "TokenDropoutConfig",
     "TokenIds",
     "TokenMixtureConfig",

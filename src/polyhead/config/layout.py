@@ -143,6 +143,7 @@ class HeadLayout(OneOfSeveral, ABC):
         "relative": "polyhead.config.relative_attention",
         "scalable_softmax": "polyhead.config.scalable_softmax",
         "shared_block": "polyhead.config.shared_block",
+        "tensor_product": "polyhead.config.tensor_product",
         "value_residual": "polyhead.config.value_residual",
     }
 

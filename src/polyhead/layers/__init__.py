@@ -67,6 +67,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
+    TensorProductAttentionConfig,
     TokenMixtureConfig,
     ValueResidualAttentionConfig,
     WeighedSharedConfig,
@@ -126,6 +127,7 @@ from polyhead.layers.shared_block import SharedBlock
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
+from polyhead.layers.tensor_product_attention import TensorProductAttention
 from polyhead.layers.token_experts import TokenExperts
 from polyhead.layers.transformer_layer import TransformerLayer
 from polyhead.layers.value_residual_attention import ValueResidualAttention
@@ -257,6 +259,8 @@ __all__ = [
     "SubNormAttentionConfig",
     "SubNormFeedForward",
     "SubNormFeedForwardConfig",
+    "TensorProductAttention",
+    "TensorProductAttentionConfig",
     "TokenExperts",
     "TokenMixtureConfig",
     "TransformerLayer",
