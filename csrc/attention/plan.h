@@ -10,7 +10,7 @@ namespace polyhead::PH_NAMESPACE {
 constexpr int64_t kDecodeRows = 16;
 constexpr int64_t kDecodeKeys = 64;       // keys of a block in decode
 constexpr int64_t kPrefillKeys = 128;     // and in prefill
-constexpr int64_t kPrefillRows = 384;      // which share a block that is transposed and packed
+constexpr int64_t kPrefillRows = 384;     // which share a block that is transposed and packed
 constexpr int64_t kBlocksPerCheck = 16;  // blocks of keys between two looks at whether to stop
 
 struct Plan {

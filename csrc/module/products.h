@@ -14,7 +14,7 @@ template <class Of> void in_gemv_batches(const Gemm& p, const Of& of) {
 
 // Whether products are a GEMV: of few rows, of weights of which only some take x in 8 bits, and where rows get the bits that
 // they have alone only among few: bfloat16 that meets blocks beside numbers, of which few rows multiply blocks in float32
-// and numbers in pairs. Otherwise GEMM multiplies all as GEMV does, or all in pairs.
+// and numbers in pairs. Otherwise GEMM multiplies all as GEMV does, or all in pairs or by tiles.
 inline bool needs_gemv(Gemm& p, const WeightKinds& kinds, bool batch_invariant) {
     p.pairs = !batch_invariant || !kinds.blocks, p.any_order = !batch_invariant;
     return p.rows <= kMaxGemvRows || (kinds.int8 && kinds.not_int8) || (batch_invariant && kinds.blocks && kinds.numbers && p.dtype == kBFloat16);

@@ -58,8 +58,8 @@ struct WeightKinds {
     }
 };
 
-// The same for more than kMaxGemvRows rows, each with the bits of Gemv unless blocks meet `pairs`, or in `any_order`. All weights
-// take x in 8 bits, or none.
+// The same for more than kMaxGemvRows rows, each with the bits of Gemv unless blocks meet `pairs`, or in `any_order`. All
+// weights take x in 8 bits, or none.
 struct Gemm {
     Dtype dtype;            // of x, weights, biases and y
     bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it

@@ -23,7 +23,8 @@ template <int M> void int8_rows_of(const float* x, int64_t units, int start, Int
         }
 }
 
-// Four units of a row of x: sixteen bytes of each unit, which meet the lower halves of bytes, then those that meet the upper ones.
+// Four units of a row of x, packed once for all rows of a weight: sixteen bytes of each unit, which meet the lower halves of
+// bytes, then those that meet the upper ones.
 struct Int8Fours {
     alignas(64) uint8_t low[64], high[64];
     int32_t start[16];
@@ -39,26 +40,17 @@ inline void int8_fours_of(const Int8Rows<1>* x, int64_t fours, Int8Fours* to) {
         }
 }
 
-// Add to `acc` and `least` what four rows of blocks and a row of x give: four units at a time, and blocks of eight units.
-template <class B> void halved_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc);
-template <class B> void nibble_dots(const Int8Fours* x, int64_t fours, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least);
-template <class B> void six_bit_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least);
-
 #if defined(__AVX512VNNI__) && PH_WIDTH == 16
-// Blocks of one unit whose codes are halves of 16 bytes.
-template <class B> constexpr bool kNibbles = __is_same(B, Q4_0) || __is_same(B, Q4_1);
-// Blocks of eight units with scales of six bits.
-template <class B> constexpr bool kSixBits = __is_same(B, Q4_K) || __is_same(B, Q5_K);
+// Whether x is read so: with blocks of one unit whose codes are halves of 16 bytes.
+template <class B> constexpr bool kInFours = __is_same(B, Q4_0) || __is_same(B, Q4_1);
 
-// Blocks of eight units of which sixteen numbers have a scale.
-template <class B> constexpr bool kHalvedScales = __is_same(B, Q6_K);
-
-// Sixteen bytes of each of four rows.
-inline __m512i bytes_of_rows(const uint8_t* p, int64_t row_bytes) {
+// Sixteen bytes at each of four places.
+inline __m512i four_of_16(const void* from, int64_t stride) {
+    const char* p = (const char*)from;
     __m512i found = _mm512_castsi128_si512(load_any<__m128i>(p));
-    found = _mm512_inserti32x4(found, load_any<__m128i>(p + row_bytes), 1);
-    found = _mm512_inserti32x4(found, load_any<__m128i>(p + 2 * row_bytes), 2);
-    return _mm512_inserti32x4(found, load_any<__m128i>(p + 3 * row_bytes), 3);
+    found = _mm512_inserti32x4(found, load_any<__m128i>(p + stride), 1);
+    found = _mm512_inserti32x4(found, load_any<__m128i>(p + 2 * stride), 2);
+    return _mm512_inserti32x4(found, load_any<__m128i>(p + 3 * stride), 3);
 }
 
 // Four numbers of a byte of each of four rows, those of place i in 128 bits: as bytes [place, row], where places are chosen.
@@ -91,6 +83,7 @@ template <int... Places> inline void add_units(Four& sum, Vec v, const Four* by,
     int i = 0;
     ((sum = add_product(sum, (Four)_mm512_extractf32x4_ps((__m512)v, Places), by[i++])), ...);
 }
+using InOrder = std::integer_sequence<int, 0, 1, 2, 3>;
 
 // Places of the halves of four blocks among 32: those of block i go to lanes 4 i to 4 i + 3, second halves 16 lanes on.
 template <class B> constexpr std::array<uint16_t, 32> places_of_halves() {
@@ -99,33 +92,30 @@ template <class B> constexpr std::array<uint16_t, 32> places_of_halves() {
     return found;
 }
 
-// Sums of 8 products of 4 and 8 bits, and those of two such, fit in 16 bits.
-using InOrder = std::integer_sequence<int, 0, 1, 2, 3>;
+// What four rows of blocks and a row of x give is added to `acc` and `least`; Q4_0 and Q4_1, four units at a time. Sums of
+// 8 products of 4 and 8 bits, and those of two such, fit in 16 bits.
 template <class B> inline void nibble_dots(const Int8Fours* x, int64_t fours, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least) {
     alignas(64) static constexpr std::array<uint16_t, 32> kPlaces = places_of_halves<B>();
     const __m512i places = load_any<__m512i>(&kPlaces), nibble = _mm512_set1_epi8(15);
     for (int64_t f = 0; f < fours; ++f, ++x, w += 4 * B::kBytes) {
+        const __m512i low = load_any<__m512i>(x->low), high = load_any<__m512i>(x->high), start = load_any<__m512i>(x->start);
         __m512i halves{}, dot[4];
         PH_UNROLL(4) for (int r = 0; r < 4; ++r) {
-            const uint8_t *p = w + r * row_bytes, *at = p + 2 * B::kHalves;
+            const uint8_t* p = w + r * row_bytes;
             __builtin_prefetch(p + 2 * kPrefetch, 0, 1), __builtin_prefetch(p + 2 * kPrefetch + 64, 0, 1);
-            __m512i codes = _mm512_castsi128_si512(load_any<__m128i>(at));
-            codes = _mm512_inserti32x4(codes, load_any<__m128i>(at + B::kBytes), 1);
-            codes = _mm512_inserti32x4(codes, load_any<__m128i>(at + 2 * B::kBytes), 2);
-            codes = _mm512_inserti32x4(codes, load_any<__m128i>(at + 3 * B::kBytes), 3);
-            dot[r] = _mm512_dpbusd_epi32(load_any<__m512i>(x->start), codes & nibble, load_any<__m512i>(x->low));
-            dot[r] = _mm512_dpbusd_epi32(dot[r], _mm512_srli_epi16(codes, 4) & nibble, load_any<__m512i>(x->high));
+            const __m512i codes = four_of_16(p + 2 * B::kHalves, B::kBytes);
+            dot[r] = _mm512_dpbusd_epi32(start, codes & nibble, low);
+            dot[r] = _mm512_dpbusd_epi32(dot[r], _mm512_srli_epi16(codes, 4) & nibble, high);
             halves = _mm512_mask_permutexvar_epi16(halves, 0x11111111u << r, places, load_any<__m512i>(p));
         }
-        const Vec by = (Vec)_mm512_cvtph_ps(_mm512_castsi512_si256(halves)), found = (Vec)_mm512_cvtepi32_ps(sums_of_rows(dot)) * by;
-        add_units(acc, found, x->scale, InOrder{});
-        if constexpr (Whole<B>::kMinimum)
-            add_units(least, (Vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)), x->total, InOrder{});
+        const Vec by = (Vec)_mm512_cvtph_ps(_mm512_castsi512_si256(halves));
+        add_units(acc, (Vec)_mm512_cvtepi32_ps(sums_of_rows(dot)) * by, x->scale, InOrder{});
+        if constexpr (Whole<B>::kMinimum) add_units(least, (Vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)), x->total, InOrder{});
     }
 }
 
-// Four codes of 4 bits and four of 8, and two such sums, fit in 16 bits, with the fifth bit too.
-template <class B> inline void six_bit_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least) {
+// The same for Q4_K and Q5_K, a block at a time. Four products of 4 or 5 and 8 bits, and two such sums, fit in 16 bits.
+template <class B> inline void six_bit_scale_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least) {
     constexpr int kCodesAt = B::kBytes - 128;  // behind two halves, scales, and the fifth bits
     using EvenFirst = std::integer_sequence<int, 0, 2, 1, 3>;  // units lie as 0, 2, 1, 3
     const __m512i nibble = _mm512_set1_epi8(15), six = _mm512_set1_epi8(63), upper = _mm512_set1_epi8(0x30);
@@ -134,7 +124,7 @@ template <class B> inline void six_bit_dots(const Int8Rows<1>* x, int64_t units,
         halves_of<2, 4>(w, row_bytes, halves);
         const __m512 both = _mm512_castps256_ps512(_mm256_loadu_ps(halves));
         const Vec d = (Vec)_mm512_permutexvar_ps(_mm512_set4_epi32(6, 4, 2, 0), both), m = (Vec)_mm512_permutexvar_ps(_mm512_set4_epi32(7, 5, 3, 1), both);
-        const __m512i packed = bytes_of_rows(w + 4, row_bytes);
+        const __m512i packed = four_of_16(w + 4, row_bytes);
         // As SixBits, of four rows: eight scales, eight minima; then for each four of them bytes [unit, row].
         const __m512i low = _mm512_shuffle_epi32(packed, (_MM_PERM_ENUM)0x50), rest = _mm512_shuffle_epi32(packed, (_MM_PERM_ENUM)0xaa);
         const __m512i high = (_mm512_srlv_epi32(rest, _mm512_set4_epi32(4, 0, 0, 0)) & nibble) | (_mm512_srli_epi32(low, 2) & upper);
@@ -168,13 +158,13 @@ template <class B> inline void six_bit_dots(const Int8Rows<1>* x, int64_t units,
     }
 }
 
-// Four products of 6 and 8 bits, and two such sums, fit in 16 bits.
-template <class B> inline void halved_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc) {
+// The same for Q6_K, of which sixteen numbers have a scale. Four products of 6 and 8 bits, and two such sums, fit in 16 bits.
+template <class B> inline void six_bit_code_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc) {
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t u = 0; u < units; u += 8, x += 8, w += B::kBytes) {
         auto half_of = [&](int r) { return half_at(w + r * row_bytes + 208); };
         const Vec d = (Vec)_mm512_broadcast_f32x4((__m128)Four{half_of(0), half_of(1), half_of(2), half_of(3)});
-        const __m512i scales = four_of_rows(bytes_of_rows(w + 192, row_bytes), 0, 1, 2, 3);
+        const __m512i scales = four_of_rows(four_of_16(w + 192, row_bytes), 0, 1, 2, 3);
         auto four = [&](auto half) {  // units 4 half to 4 half + 3
             constexpr int h = half;
             const Int8Rows<1>* by = x + 4 * h;
@@ -201,10 +191,19 @@ template <class B> inline void halved_dots(const Int8Rows<1>* x, int64_t units, 
     }
 }
 #else
-template <class B> constexpr bool kHalvedScales = false;
-template <class B> constexpr bool kNibbles = false;
-template <class B> constexpr bool kSixBits = false;
+template <class B> constexpr bool kInFours = false;
 #endif
+
+// The first units of four rows of blocks and a row of x, where there is a way of their own. Returns how many were added.
+template <class B>
+inline int64_t dots_of_four_rows(const Int8Rows<1>* x, const Int8Fours* fours, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least) {
+#if defined(__AVX512VNNI__) && PH_WIDTH == 16
+    if constexpr (kInFours<B>) return nibble_dots<B>(fours, units / 4, w, row_bytes, acc, least), units / 4 * 4;
+    if constexpr (__is_same(B, Q4_K) || __is_same(B, Q5_K)) return six_bit_scale_dots<B>(x, units, w, row_bytes, acc, least), units;
+    if constexpr (__is_same(B, Q6_K)) return six_bit_code_dots<B>(x, units, w, row_bytes, acc), units;
+#endif
+    return 0;
+}
 
 // found[m · stride + r] for R rows of blocks and M rows of x, each of K / 32 units. Pairs r · M + m of them lie in vectors
 // of four.
@@ -214,17 +213,7 @@ void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, cons
     constexpr bool kHalved = Whole<B>::kHalved;
     Four acc[kFours] = {}, least[kFours] = {};
     int64_t u = 0;
-    if constexpr (kNibbles<B> && R == 4 && M == 1) {
-        u = units / 4 * 4;
-        nibble_dots<B>(fours, units / 4, w, row_bytes, acc[0], least[0]);
-        w += u * B::kBytes;
-    } else if constexpr (kSixBits<B> && R == 4 && M == 1) {
-        u = units;
-        six_bit_dots<B>(x, units, w, row_bytes, acc[0], least[0]);
-    } else if constexpr (kHalvedScales<B> && R == 4 && M == 1) {
-        u = units;
-        halved_dots<B>(x, units, w, row_bytes, acc[0]);
-    }
+    if constexpr (R == 4 && M == 1) u = dots_of_four_rows<B>(x, fours, units, w, row_bytes, acc[0], least[0]), w += u / kUnits * B::kBytes;
     for (; u < units; u += kUnits, w += B::kBytes) {
         float halves[2 * R];
         halves_of<B::kHalves, R>(w, row_bytes, halves);
@@ -277,7 +266,7 @@ void over_rows_int8(const float* x, int64_t K, const LinearWeight& f, int64_t fi
         auto* by = (Int8Rows<M>*)__builtin_alloca_with_align(units * sizeof(Int8Rows<M>), 8 * alignof(Int8Rows<M>));
         int8_rows_of(x, units, start_of<B>(), by);
         Int8Fours* fours = nullptr;
-        if constexpr (kNibbles<B> && M == 1) {
+        if constexpr (kInFours<B> && M == 1) {
             fours = (Int8Fours*)__builtin_alloca_with_align(units / 4 * sizeof(Int8Fours), 8 * alignof(Int8Fours));
             int8_fours_of(by, units / 4, fours);
         }

@@ -97,8 +97,8 @@ def queries_and_keys(layer: Any, x: Tensor) -> list[Tensor]:
 def outer_products(c: TensorProductAttentionConfig, vectors: Tensor) -> Tensor:
     rank = vectors.shape[-1] // (c.num_heads + c.head_dim)
     over_heads, over_features = vectors.split([rank * c.num_heads, rank * c.head_dim], dim=-1)
-    pairs = zip(over_heads.chunk(rank, dim=-1), over_features.chunk(rank, dim=-1), strict=True)
-    return sum(torch.einsum("bth,btd->bhtd", a, b) for a, b in pairs) / rank  # type: ignore[return-value]
+    parts = (over_heads.unflatten(-1, (rank, -1)), over_features.unflatten(-1, (rank, -1)))
+    return torch.einsum("btrh,btrd->bhtd", *parts) / rank
 
 
 def weights_of(layer: Any, x: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from polyhead.layers import fused
 from polyhead.layers.attention_parts import (
     alibi_of,
     check_cache,
+    check_input,
     default_head_dim,
     ragged_positions,
 )
@@ -212,8 +213,7 @@ class MultiHeadAttention(HeadProjections):
             refuse(type(self).__name__, unknown)
         if cache is not None:
             self._check_cache(cache)
-        if x.ndim != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
+        check_input(x, self.embed_dim)
         if context is not None and cache is not None and 0 < len(cache.lengths) < x.shape[0]:
             if x.shape[0] % len(cache.lengths) or bias is not None or positions is not None:
                 raise ValueError(

@@ -78,6 +78,29 @@ def ragged_positions(cache: SequenceCache, tokens: Tensor) -> Tensor | None:
     return first[:, None] + torch.arange(tokens.shape[1], device=tokens.device)
 
 
+def places_of(
+    x: Tensor, positions: Tensor | None, cache: SequenceCache | None
+) -> tuple[Tensor | None, int | Tensor]:
+    """``positions`` as attention takes them, and where tokens are rotated: from where, or by these.
+
+    Args:
+        x: ``[B, T, E]``, the new tokens.
+        positions: As a layer is given them; None: they follow on from the cache.
+        cache: Cache whose row lengths decide; None: positions begin at 0.
+    """
+    if positions is None and cache is not None:
+        positions = ragged_positions(cache, x)
+    if positions is not None:
+        return positions, positions
+    return None, 0 if cache is None else cache.length
+
+
+def check_input(x: Tensor, embed_dim: int) -> None:
+    """Raises ValueError unless ``x`` is ``[B, T, embed_dim]``."""
+    if x.ndim != 3 or x.shape[2] != embed_dim:
+        raise ValueError(f"x must be [B, T, {embed_dim}]: got {list(x.shape)}")
+
+
 def check_cache(cache: object) -> None:
     """Raises TypeError unless ``cache`` is the cache of one layer."""
     if isinstance(cache, KeyValueCache):

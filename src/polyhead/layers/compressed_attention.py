@@ -25,7 +25,7 @@ from polyhead._utils.checks import check_int
 from polyhead.config import CompressedAttentionConfig, NormConfig
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.kernels.dispatch import attention
-from polyhead.layers.attention_parts import check_cache, check_layer_cache, ragged_positions
+from polyhead.layers.attention_parts import check_cache, check_input, check_layer_cache, places_of
 from polyhead.layers.compressed_blocks import BlockIndexing, BlockPooling, apply_rope
 from polyhead.layers.grouped import GroupedLinear
 from polyhead.layers.hooks import Hooked
@@ -171,13 +171,10 @@ class CompressedAttention(Hooked):
         """
         if unknown:
             refuse(type(self).__name__, unknown)
-        if x.ndim != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
+        check_input(x, self.embed_dim)
         mask = Causal() if mask is None else mask
         self._check(x, mask, bias, positions, cache)
-        if positions is None and cache is not None:
-            positions = ragged_positions(cache, x)
-        at = (0 if cache is None else cache.length) if positions is None else positions
+        positions, at = places_of(x, positions, cache)
         latent = self.q_a_norm(linear(x, self.q_a_proj))
         q = linear(latent, self.q_b_proj).view(*x.shape[:2], self.num_heads, -1)
         q, k = self.q_norm(q), self.kv_norm(linear(x, self.kv_proj))[:, :, None]

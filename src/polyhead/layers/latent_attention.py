@@ -31,7 +31,8 @@ from polyhead.errors import ConfigError
 from polyhead.layers import fused
 from polyhead.layers.attention_parts import (
     check_cache,
-    ragged_positions,
+    check_input,
+    places_of,
     scale_by_temperature,
 )
 from polyhead.layers.handed import Handed
@@ -198,13 +199,9 @@ class MultiHeadLatentAttention(Hooked):
             refuse(type(self).__name__, unknown)
         if cache is not None:
             self._check_cache(cache)
-        if x.ndim != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
+        check_input(x, self.embed_dim)
         forced = _forced(computation)
-        first: int | Tensor = 0 if cache is None else cache.length
-        if positions is None and cache is not None:
-            positions = ragged_positions(cache, x)
-        at = first if positions is None else positions
+        positions, at = places_of(x, positions, cache)
         n, p, latent, of_queries = self._project(x, at)
         source, mask = self._remembered(x, latent, of_queries, mask, at, positions, cache, handed)
         if self._window is not None:

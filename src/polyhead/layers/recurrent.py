@@ -22,7 +22,12 @@ from polyhead.caches.layer_cache import Packing, Step
 from polyhead.config import HeadLayout
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.kernels.recurrence.dispatch import recurrence
-from polyhead.layers.attention_parts import check_layer_cache, check_sizes, ragged_positions
+from polyhead.layers.attention_parts import (
+    check_input,
+    check_layer_cache,
+    check_sizes,
+    ragged_positions,
+)
 from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.positions import RoPE
@@ -115,8 +120,7 @@ class RecurrentLayer(Hooked):
         if context is not None or bias is not None:
             given = "a context" if context is not None else "a bias of scores"
             raise UnsupportedError(f"a layer with a state takes no {given[2:]}: got {given}")
-        if x.ndim != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
+        check_input(x, self.embed_dim)
         if hooks_here(self._hooks):
             raise UnsupportedError(
                 "a layer with a state computes no weights that a hook could see: "

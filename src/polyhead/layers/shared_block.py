@@ -24,7 +24,7 @@ from polyhead.config.layout import EMBEDDED
 from polyhead.errors import UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.attention import Context, MultiHeadAttention
-from polyhead.layers.attention_parts import check_layer_cache, ragged_positions
+from polyhead.layers.attention_parts import check_input, check_layer_cache, ragged_positions
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.handed import Handed, handed_to
 from polyhead.layers.linear import linear
@@ -108,8 +108,7 @@ class SharedBlock(MultiHeadAttention):
         if context is not None or context_positions is not None or more or unknown:
             given = "a context" if context is not None else ", ".join(unknown) or "more tensors"
             raise UnsupportedError(f"a layer with a state takes x, mask and cache: got {given}")
-        if x.ndim != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
+        check_input(x, self.embed_dim)
         embedded = handed_to(handed, EMBEDDED, self.config.reads)
         calls = mask, bias, positions, kernel
         if cache is None:

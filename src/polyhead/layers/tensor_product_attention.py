@@ -4,8 +4,7 @@
 
 and likewise K_h and V_h of R_K and R_V. A cache keeps the vectors a and b of keys and values, those
 over features rotated, (R_K + R_V)(H + D) numbers of a token; keys and values of a call are made
-from them. Zhang et al. 2025, "Tensor Product Attention Is All You Need", arXiv 2501.06425, eqs. 3.1
-to 3.7.
+from them. Zhang et al. 2025, "Tensor Product Attention Is All You Need", arXiv 2501.06425, §3.
 
 Shape letters: B batch, H heads, T queries, S keys, D head size, E embed size, R a rank.
 """
@@ -22,7 +21,7 @@ from polyhead.caches import KeyValueCache
 from polyhead.config import TensorProductAttentionConfig
 from polyhead.errors import ConfigError
 from polyhead.layers import fused
-from polyhead.layers.attention_parts import check_cache, ragged_positions
+from polyhead.layers.attention_parts import check_cache, check_input, places_of
 from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.linear import linear
@@ -117,12 +116,8 @@ class TensorProductAttention(Hooked):
             refuse(type(self).__name__, unknown)
         if cache is not None:
             check_cache(cache)
-        if x.ndim != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x must be [B, T, {self.embed_dim}]: got {list(x.shape)}")
-        first: int | Tensor = 0 if cache is None else cache.length
-        if positions is None and cache is not None:
-            positions = ragged_positions(cache, x)
-        at = first if positions is None else positions
+        check_input(x, self.embed_dim)
+        positions, at = places_of(x, positions, cache)
         q, k, v = fused.linears(x, self.q_proj, self.k_proj, self.v_proj)
         k = torch.cat([part.flatten(2) for part in self._rotated(k, at)], dim=-1)
         k, v = k[:, None], v[:, None]

@@ -17,7 +17,8 @@ from polyhead.native.threads import threads
 
 _PER_ROUND = 192
 """Operations of a thread with the narrowest instruction; others do up to eight times as many."""
-_PER_ROUND_OF_TILES = 1024 * _PER_ROUND
+_PER_ROUND_OF_TILES = 128 * _PER_ROUND
+"""The same of matrix tiles, which do eight times as many."""
 
 _OF_DTYPE = {
     torch.float32: ("fma_256", "fma_512"),
