@@ -121,7 +121,7 @@ class DecodePlan:
     @property
     def is_native(self) -> bool:
         """Whether native code takes every layer to its end, as far as is known."""
-        known = [planned.known for planned in self._planned]
+        known = [None if each.why_cache else each.known for each in self._planned]
         return all(each and each.last == NETWORK and not each.has_hooks for each in known)
 
     def __getitem__(self, index: int) -> PlannedLayer:
@@ -144,6 +144,8 @@ class DecodePlan:
     @staticmethod
     def _said(planned: PlannedLayer) -> str:
         known = planned.known
+        if planned.why_cache is not None:
+            return f"modules; {planned.why_cache}"
         if known is None:
             return f"modules; {planned.why or 'no token has been decoded yet'}"
         alone = ", in a call of its own, which hooks or compilation see" if known.has_hooks else ""

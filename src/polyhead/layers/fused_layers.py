@@ -59,15 +59,17 @@ class PlannedLayer:
         layer: Layer that the plan describes.
         known: Its description, or None.
         why: Why there is none.
+        why_cache: Why steps with the cache that it was given last run as modules, or None.
     """
 
-    __slots__ = ("_fitting", "_refused", "known", "layer", "why")
+    __slots__ = ("_fitting", "_refused", "known", "layer", "why", "why_cache")
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = weakref.ref(layer)
         self._fitting: weakref.ref[object] | None = None
         self.known: NativeLayer | None = None
         self.why = never(layer)
+        self.why_cache: str | None = None
         self._refused: tuple[torch.dtype, int, Guard] | None = None
 
     def native_layer(
@@ -196,6 +198,8 @@ class FusedLayers:
         """Adds a layer, whose cache then counts the new tokens; False where modules must run."""
         choosing = PooledStep.of(cache) if known.chooses else None
         kv = cache if choosing is None else choosing.kv
+        written = _in_rows(kv)
+        planned.why_cache = None if written else f"its cache is of the class {type(kv).__name__}"
         if (
             (known.hooked and known.has_active_hooks())
             or not _in_rows(kv)

@@ -16,7 +16,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.kernels.dispatch import attention
 from polyhead.layers.fixed import Fixed
 from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle, hooks_here
-from polyhead.semantics import KeyValueSource
+from polyhead.semantics import KeyValueSource, Specification
 from polyhead.semantics.arguments import AttentionOptions, query_tokens, with_source_mask
 
 _DEFAULTS: AttentionOptions = {
@@ -72,13 +72,16 @@ class Hooked(Fixed):
     def _attend(
         self, q: Tensor, source: KeyValueSource, **options: Unpack[AttentionOptions]
     ) -> Tensor:
-        """``attention`` ``[B, H, T, V]``, shown to the hooks."""
+        """``attention`` ``[B, H, T, V]``, shown to the hooks and to who observes the source."""
         call: dict[str, Any] = {**_DEFAULTS, **options}
-        if "_computed" in self.__dict__ and self.has_active_hooks:
+        observed = source.observer is not None
+        if "_computed" in self.__dict__ and (observed or self.has_active_hooks):
             raise UnsupportedError(
-                "hooks and edits need all heads and tokens: this layer's are spread over processes"
+                "hooks, edits and caches that evict need all heads and tokens: this layer's are "
+                "spread over processes"
             )
-        if self._hooks and (hooks := hooks_here(self._hooks)):
+        hooks = hooks_here(self._hooks) if self._hooks else ()
+        if hooks or observed:
             return attention_with_hooks(self, hooks, q, source, **call)
         return self._computed(q, source, **call)
 
@@ -107,6 +110,8 @@ def attention_with_hooks(
 ) -> Tensor:
     """``attention`` ``[B, H, T, V]``, of which every hook is shown a record.
 
+    Who observes the source is shown the call after the hooks, since it may change what is held.
+
     Args:
         layer: The module that makes the call.
         hooks: Who is shown it.
@@ -125,20 +130,25 @@ def attention_with_hooks(
             _, lse = call(return_lse=True)
     else:
         out, lse = call(dropout_p=dropout_p, kernel=kernel, return_lse=True)
-    k, v = source.gather()
-    positions, mask = meaning.pop("q_positions"), meaning.pop("mask")
-    record = AttentionRecord(
-        layer=layer,
-        q=q,
-        k=k,
-        v=v,
-        mask=with_source_mask(mask, source),
-        q_tokens=query_tokens(q, source, positions),
-        kv_tokens=source.tokens,
-        out=out,
-        lse=lse,
-        **meaning,
-    )
-    for hook in tuple(hooks):
-        hook(record)
+    q_tokens = query_tokens(q, source, meaning.pop("q_positions"))
+    mask = with_source_mask(meaning.pop("mask"), source)
+    if hooks := tuple(hooks):
+        k, v = source.gather()
+        record = AttentionRecord(
+            layer=layer,
+            q=q,
+            k=k,
+            v=v,
+            mask=mask,
+            q_tokens=q_tokens,
+            kv_tokens=source.tokens,
+            out=out,
+            lse=lse,
+            **meaning,
+        )
+        for hook in hooks:
+            hook(record)
+    if source.observer is not None:
+        spec = Specification(meaning["scale"], mask, meaning["bias"], meaning["softcap"])
+        source.observer(q, lse, spec, q_tokens)
     return out

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +18,12 @@ from torch import Tensor
 from polyhead.native.coding import Coding
 from polyhead.semantics.masks import Mask
 from polyhead.semantics.tokens import Tokens
+
+if TYPE_CHECKING:
+    from polyhead.semantics.call import Specification
+
+Observer = Callable[[Tensor, Tensor, "Specification", Tokens], None]
+"""What is shown queries ``[B, H, T, D]``, their lse ``[B, H, T]``, the specification and places."""
 
 
 class PageTable(NamedTuple):
@@ -71,6 +77,8 @@ class KeyValueSource(ABC):
             ``attention`` adds it. Keys are then in no order of place, and queries need positions.
         of_row: The source of one batch row by itself, its keys in the order of place; None where
             they are in that order already.
+        observer: What a layer shows the queries and their log-sum-exp after attention, so that it
+            can recompute weights: a cache that evicts by them. None: nobody asks.
     """
 
     batch: int
@@ -84,6 +92,7 @@ class KeyValueSource(ABC):
     in_place: bool = False
     mask: Mask | None = None
     of_row: Callable[[int], KeyValueSource] | None = None
+    observer: Observer | None = None
 
     @property
     def gather_bytes(self) -> int:
