@@ -5,6 +5,8 @@ both as data, and ``StoredCache`` for any pair.
 """
 
 from polyhead.caches.dense import DenseCache
+from polyhead.caches.evicting import EvictingCache
+from polyhead.caches.eviction import H2O, Evicting, SnapKV
 from polyhead.caches.kinds import LatentCache, PagedCache, QuantizedCache, RingCache
 from polyhead.caches.layer_cache import LayerCache, Step
 from polyhead.caches.model_cache import ModelCache
@@ -23,8 +25,11 @@ from polyhead.caches.sizes import (
 from polyhead.caches.stored import StoredCache
 
 __all__ = [
+    "H2O",
     "Dense",
     "DenseCache",
+    "Evicting",
+    "EvictingCache",
     "KeyValueCache",
     "Latent",
     "LatentCache",
@@ -39,6 +44,7 @@ __all__ = [
     "Ring",
     "RingCache",
     "SequenceCache",
+    "SnapKV",
     "Step",
     "Storage",
     "StoredCache",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
+from polyhead.caches.eviction import Evicting
 from polyhead.caches.sizes import Dense, Latent, Layout, Paged, Plain, Quantized, Ring, Storage
 from polyhead.config import HeadLayout, Memory, PerToken, TransformerConfig
 from polyhead.errors import ConfigError
@@ -45,6 +46,7 @@ def layer_caches(
     page_size: int = 16,
     quantized: Quantized | None = None,
     spare: int = 0,
+    evicting: Evicting | None = None,
 ) -> list[LayerChoice]:
     """The self-attention cache of every layer.
 
@@ -55,10 +57,11 @@ def layer_caches(
         page_size: Page size of ``"paged"``.
         quantized: Quantize old tokens so; in a ring without sinks.
         spare: Tokens that a ring keeps beyond its window, to roll back that many and one.
+        evicting: Evict keys so in layers without a window; with ``"auto"``, and not quantized.
 
     Raises:
-        ConfigError: A page size, spare or quantization that cannot be, or memories of a layer
-            that no cache can hold.
+        ConfigError: A page size, spare or quantization that cannot be, memories of a layer that no
+            cache can hold, or a layer whose keys cannot be evicted.
         ValueError: An unknown kind.
     """
     if kind not in ("auto", "dense", "paged"):
@@ -66,6 +69,8 @@ def layer_caches(
     # Impossible options are refused even if no layer would use them.
     Paged(page_size)
     Ring(1, spare)
+    if evicting is not None:
+        check_evicting(config, evicting, kind=kind, quantized=quantized)
     kept = [
         (*layer.attention.memories, *layer.out_memories(config.embed_dim))
         for layer in config.layers
@@ -73,9 +78,41 @@ def layer_caches(
     for index, (layer, memories) in enumerate(zip(config.layers, kept, strict=True)):
         _check_memories(index, layer.attention, memories)
     return [
-        _layer_cache(layer.attention, memories, kind, page_size, quantized, spare)
+        _layer_cache(layer.attention, memories, kind, page_size, quantized, spare, evicting)
         for layer, memories in zip(config.layers, kept, strict=True)
     ]
+
+
+def check_evicting(
+    config: TransformerConfig,
+    evicting: Evicting,
+    *,
+    kind: Kind = "auto",
+    quantized: Quantized | None = None,
+) -> None:
+    """Raises ConfigError unless each layer has a window or keys that can be evicted.
+
+    Args:
+        config: A model's configuration.
+        evicting: The layout.
+        kind: As in ``layer_caches``.
+        quantized: As in ``layer_caches``.
+    """
+    if not isinstance(evicting, Evicting):
+        raise ConfigError(f"evicting must be H2O(budget) or SnapKV(budget): got {evicting!r}")
+    if kind != "auto" or quantized is not None:
+        raise ConfigError(
+            f"evicting={evicting} goes with kind='auto' and quantized=None, since evicted keys are "
+            f"lost: got kind={kind!r}, quantized={quantized}"
+        )
+    for index, layer in enumerate(config.layers):
+        why = layer.attention.no_eviction
+        if config.relative_bias is not None:
+            why = "its bias needs the positions of keys, which would differ from head to head"
+        if layer.out_memories(config.embed_dim):
+            why = "it remembers more than keys and values"
+        if why is not None:
+            raise ConfigError(f"layer {index}, {layer.attention.layout}, cannot evict keys: {why}")
 
 
 def is_plain(memories: tuple[Memory, ...]) -> bool:
@@ -108,8 +145,9 @@ def _layer_cache(
     page_size: int,
     quantized: Quantized | None,
     spare: int,
+    evicting: Evicting | None,
 ) -> LayerChoice:
-    layout: Layout = Paged(page_size) if kind == "paged" else Dense()
+    layout: Layout = Paged(page_size) if kind == "paged" else evicting or Dense()
     window = attention.visible_window
     if kind == "auto" and window is not None:
         layout = Ring(window, spare)

@@ -20,6 +20,8 @@ from torch import Tensor
 from polyhead.caches import files
 from polyhead.caches.choice import Kind, layer_caches
 from polyhead.caches.dense import DenseCache
+from polyhead.caches.evicting import EvictingCache
+from polyhead.caches.eviction import Evicting
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.layer_cache import LayerCache
 from polyhead.caches.protocol import Counts, KeyValueCache, SequenceCache, per_row
@@ -65,6 +67,7 @@ class ModelCache:
         page_size: int = 16,
         quantized: Quantized | None = None,
         spare: int = 0,
+        evicting: Evicting | None = None,
     ) -> Self:
         """Empty caches for a model.
 
@@ -77,17 +80,26 @@ class ModelCache:
             quantized: Quantize old tokens so; in a ring without sinks.
             spare: Tokens that a ring keeps beyond its window, to roll back that many and one; and
                 snapshots of states, to roll back that many.
+            evicting: Layers without a window evict keys so, which are lost: ``H2O(budget)`` or
+                ``SnapKV(budget)``; with ``"auto"``, and not quantized.
 
         Raises:
-            ValueError: A number that cannot be, named.
+            ValueError: A number that cannot be, or a layer whose keys cannot be evicted, named.
         """
         chosen = layer_caches(
-            config, kind=kind, page_size=page_size, quantized=quantized, spare=spare
+            config,
+            kind=kind,
+            page_size=page_size,
+            quantized=quantized,
+            spare=spare,
+            evicting=evicting,
         )
         crossing = [layer for layer in config.layers if layer.crossing is not None]
         return cls(
             [
-                StoredCache(layer.layout, layer.storage, capacity)
+                EvictingCache(layer.layout, capacity)
+                if isinstance(layer.layout, Evicting)
+                else StoredCache(layer.layout, layer.storage, capacity)
                 if layer.plain
                 else LayerCache(
                     layer.memories,

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import check_bool, check_int, check_one_of
+from polyhead.caches.eviction import Evicting
 from polyhead.caches.layer_kv import Shape
 from polyhead.caches.memory import Memory
-from polyhead.caches.sizes import Layout, Quantized, Storage, Store
+from polyhead.caches.sizes import Layout, Quantized, Storage, Store, held_tokens
 
 _DTYPES = ("float32", "bfloat16", "float16", "float64")
 _MOST = 1 << 48
@@ -92,7 +93,7 @@ def checked(
         stops = _numbers(f"{store.name} stops", ends["stops"], shape.batch)
         firsts = _numbers(f"{store.name} firsts", ends["firsts"], shape.batch)
         for of_row in zip(lengths, stops, firsts, strict=True):
-            _check_row(storage, store, *of_row)
+            _check_row(layout, storage, store, *of_row)
         found.records[store.name] = _records(store, tensors, shape.batch, max(stops))
         found.stops[store.name], found.firsts[store.name] = stops, firsts
     if isinstance(storage, Quantized):
@@ -103,9 +104,13 @@ def checked(
     return found
 
 
-def _check_row(storage: Storage, store: Store, length: int, stop: int, first: int) -> None:
+def _check_row(
+    layout: Layout, storage: Storage, store: Store, length: int, stop: int, first: int
+) -> None:
     """Raises ValueError unless a row of ``length`` tokens can have these units in a store."""
     wanted: int | None = length
+    if isinstance(layout, Evicting) and held_tokens(layout, length) <= stop < length:
+        wanted = None
     if isinstance(storage, Quantized):
         rest = max(0, length - storage.sink_tokens)
         wanted = {"sinks": length - rest, "tail": rest}.get(store.name)

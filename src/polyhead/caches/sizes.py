@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from polyhead._utils.checks import check_int
+from polyhead.caches.eviction import Evicting
 from polyhead.errors import ConfigError
 
 BLOCK = 64
@@ -118,7 +119,7 @@ class Quantized:
         check_int("recent", self.recent, least=0, error=ConfigError)
 
 
-Layout = Dense | Ring | Paged
+Layout = Dense | Ring | Paged | Evicting
 Storage = Plain | Latent | Quantized
 
 
@@ -225,6 +226,14 @@ def stores(
     exact = [Field("k", num_kv_heads, key_dim, dtype)]
     if latent is None:
         exact.append(Field("v", num_kv_heads, value_dim, dtype))
+    if isinstance(layout, Evicting):
+        if not isinstance(storage, Plain):
+            raise ConfigError(f"{layout} stores keys and values as they are: got {storage}")
+        if layout.accumulates:
+            wide = torch.promote_types(dtype, torch.float32)
+            exact.append(Field("weights", num_kv_heads, 1, wide))
+        exact.append(Field("positions", num_kv_heads, 1, torch.int64))
+        return (Store("tokens", 1, tuple(exact), layout.most_tokens),)
     if positions:
         exact.append(Field("positions", 1, 1, torch.int64))
     if not isinstance(storage, Quantized):
@@ -261,6 +270,11 @@ def stores(
     return tuple(parts)
 
 
+def held_tokens(layout: Layout, tokens: int) -> int:
+    """Tokens of a row that are still held where so many were appended at once."""
+    return min(tokens, layout.budget) if isinstance(layout, Evicting) else tokens
+
+
 def units(storage: Storage, tokens: int) -> dict[str, int]:
     """Units that ``tokens`` tokens of one batch row, appended at once, put into each store."""
     if not isinstance(storage, Quantized):
@@ -289,9 +303,10 @@ def cache_bytes(
     """Bytes of all tensors of one layer's cache with room for ``tokens`` tokens per batch row.
 
     Args:
-        layout: ``Dense()``, ``Ring(window)`` or ``Paged(page_size)``.
+        layout: ``Dense()``, ``Ring(window)``, ``Paged(page_size)``, ``H2O(budget)`` or
+            ``SnapKV(budget)``.
         storage: ``Plain()``, ``Latent(rank, rope)`` or ``Quantized(...)``.
-        tokens: Tokens of each row; a ring keeps its window of them.
+        tokens: Tokens of each row; a ring keeps its window of them, what evicts its budget.
         batch_size: Number of rows.
         num_kv_heads: Number of kv heads G.
         key_dim: Key size D of a head.
@@ -316,7 +331,7 @@ def cache_bytes(
         dtype=dtype,
         positions=positions,
     )
-    needed = units(storage, tokens)
+    needed = units(storage, held_tokens(layout, tokens))
     return sum(store.bytes(needed[store.name], batch_size) for store in parts)
 
 

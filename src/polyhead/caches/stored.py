@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from polyhead._utils.checks import check_int
 from polyhead.caches.append_plan import AppendPlan, plan_append
 from polyhead.caches.codecs import KVChunk
+from polyhead.caches.eviction import Evicting
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.layer_kv import LayerKV, Shape, latent_of
 from polyhead.caches.memory import with_one
@@ -26,6 +27,7 @@ from polyhead.caches.reserved import KVSegment, Undo, reserve_slots, write_at
 from polyhead.caches.saved import checked, described, saved
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage, units
 from polyhead.caches.views import row_by_row, selected, view, with_chunk
+from polyhead.errors import ConfigError
 from polyhead.semantics.sources import KeyValueSource, are_first_features
 from polyhead.semantics.tokens import active_capture
 
@@ -48,11 +50,17 @@ class StoredCache(KeyValueCache):
         ValueError: A negative capacity, or a layout and storage that do not go together.
     """
 
+    layout: Layout
+    _evicts: ClassVar[bool] = False
+
     def __init__(
         self, layout: Layout | None = None, storage: Storage | None = None, capacity: int = 0
     ) -> None:
         capacity = check_int("capacity", capacity, least=0, error=ValueError)
-        self.layout: Layout = Dense() if layout is None else layout
+        self.layout = Dense() if layout is None else layout
+        if isinstance(layout, Evicting) is not self._evicts:
+            wanted = "H2O or SnapKV" if self._evicts else "Dense, Ring or Paged"
+            raise ConfigError(f"layout of a {type(self).__name__} must be {wanted}: got {layout!r}")
         self.storage: Storage = Plain() if storage is None else storage
         latent = latent_of(self.storage)
         key, value = 1, 1

@@ -232,6 +232,14 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return (PerToken(self.num_kv_heads, self.head_dim, self.value_dim),)
 
     @property
+    def no_eviction(self) -> str | None:
+        if type(self) is not AttentionConfig:  # a subclass says so itself
+            return super().no_eviction
+        if self.alibi is not None:
+            return "ALiBi needs the positions of keys, which would differ from head to head"
+        return "later layers read its keys" if self.hands_on_keys else None
+
+    @property
     def projected_kv(self) -> PerToken:
         """The keys and values that projections make of a token."""
         return self.kv

@@ -188,6 +188,11 @@ class HeadLayout(OneOfSeveral, ABC):
         return None
 
     @property
+    def no_eviction(self) -> str | None:
+        """Why a cache cannot evict keys by what heads look at; None: it can."""
+        return f"{self.layout} does not weigh keys of single tokens by one softmax alone"
+
+    @property
     def of_context(self) -> AttentionConfig | None:
         """The attention to the encoder's output that is part of it; None: it has none."""
         return None

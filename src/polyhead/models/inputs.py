@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import check_int
-from polyhead.caches import ModelCache, Quantized
+from polyhead.caches import Evicting, ModelCache, Quantized
 from polyhead.config import LayerConfig, TransformerConfig
 from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS, SEGMENTS
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
@@ -53,13 +53,15 @@ def sent(x: Tensor, device: torch.device) -> Tensor:
     return x.to(device, non_blocking=True)
 
 
-def check_caching(config: TransformerConfig, quantized: Quantized | None) -> None:
+def check_caching(
+    config: TransformerConfig, quantized: Quantized | None, evicting: Evicting | None = None
+) -> None:
     """Raises unless a model can have a new cache.
 
     Raises:
         ValueError: An encoder.
-        UnsupportedError: A layer that computes whole texts, or a quantized cache under
-            ``batch_invariant()``.
+        UnsupportedError: A layer that computes whole texts, or a cache that is quantized or evicts
+            under ``batch_invariant()``.
     """
     if config.kind == "encoder":
         raise ValueError(NO_CACHE)
@@ -72,6 +74,11 @@ def check_caching(config: TransformerConfig, quantized: Quantized | None) -> Non
         raise UnsupportedError(
             "batch_invariant() cannot keep the bits of a quantized cache: whether a key is exact "
             "when it is read depends on how the prompt is cut into chunks"
+        )
+    if batch_invariant.is_enabled() and evicting is not None:
+        raise UnsupportedError(
+            "batch_invariant() cannot keep the bits of a cache that evicts: which keys stay "
+            "depends on how the prompt is cut into chunks"
         )
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from polyhead.caches import ModelCache, Quantized
+from polyhead.caches import Evicting, ModelCache, Quantized
 from polyhead.caches.choice import Kind
 from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
@@ -448,6 +448,7 @@ class Transformer(Fixed):
         page_size: int = 16,
         quantized: Quantized | None = None,
         spare: int = 0,
+        evicting: Evicting | None = None,
     ) -> ModelCache:
         """An empty cache for one batch of sequences.
 
@@ -458,11 +459,14 @@ class Transformer(Fixed):
             page_size: Page size of ``"paged"``.
             quantized: Quantize old tokens so.
             spare: Tokens kept beyond a window, to roll back that many and one.
+            evicting: Layers without a window evict keys so, by the weights of attention:
+                ``H2O(budget)`` or ``SnapKV(budget)``. What is evicted is lost, and results differ.
 
         Raises:
-            ValueError: An encoder, which has nothing to remember, or a number that cannot be.
+            ValueError: An encoder, which has nothing to remember, a number that cannot be, or a
+                layer whose keys cannot be evicted.
         """
-        check_caching(self.config, quantized)
+        check_caching(self.config, quantized, evicting)
         return ModelCache.for_config(
             self.config,
             capacity=capacity,
@@ -470,6 +474,7 @@ class Transformer(Fixed):
             page_size=page_size,
             quantized=quantized,
             spare=spare,
+            evicting=evicting,
         )
 
     @cached_property

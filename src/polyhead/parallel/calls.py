@@ -29,6 +29,7 @@ from polyhead.parallel.ranks import (
     fingerprint,
     refuse,
     tell_backward,
+    unsupported,
 )
 
 NAMES = (
@@ -162,6 +163,8 @@ class _NewCache:
     ranks: Ranks
 
     def __call__(self, *given: Any, **options: Any) -> ModelCache:
+        if options.get("evicting") is not None:
+            raise unsupported("a cache that evicts keys: ranks choose different ones")
         cache = type(self.model).new_cache(self.model, *given, **options)
         return RanksCache(cache.layers, cache.cross, cache.owner, [self.ranks])
 

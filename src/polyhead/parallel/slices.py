@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.caches import KeyValueCache, ModelCache, Quantized, SequenceCache
+from polyhead.caches import Evicting, KeyValueCache, ModelCache, Quantized, SequenceCache
 from polyhead.caches.choice import Kind
 from polyhead.models import Transformer
 from polyhead.models.inputs import check_ids
@@ -156,7 +156,10 @@ class _NewCache:
         page_size: int = 16,
         quantized: Quantized | None = None,
         spare: int = 0,
+        evicting: Evicting | None = None,
     ) -> ModelCache:
+        if evicting is not None:
+            raise unsupported("a cache that evicts keys: ranks hold different ones")
         model, context = self.model, self.context
         ranks = context.ranks
         cache = type(model).new_cache(

@@ -85,6 +85,7 @@ class Figures:
         savings: This cache beside others.
         notes: Assumptions and warnings.
         mesh: What one rank of the mesh holds and sends, if a mesh was given.
+        evicting: Which keys the cache evicts, in words, or None: it keeps what queries see.
     """
 
     name: str
@@ -113,6 +114,7 @@ class Figures:
     savings: tuple[Saving, ...]
     notes: tuple[str, ...]
     mesh: MeshPlan | None = None
+    evicting: str | None = None
 
     @property
     def rank_bytes(self) -> int:

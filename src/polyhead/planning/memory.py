@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from polyhead.caches.choice import check_memories, layout_of, storage_of
+from polyhead.caches.eviction import Evicting
 from polyhead.caches.parts import dtype_of, memory_bytes, read_bytes
 from polyhead.caches.sizes import (
     Dense,
@@ -26,6 +27,7 @@ from polyhead.caches.sizes import (
     Storage,
     Store,
     cache_bytes,
+    held_tokens,
     stores,
     units,
 )
@@ -99,6 +101,7 @@ class LayerCache:
         """
         if self.chosen is not None:
             tokens = min(tokens, self.chosen)
+        tokens = held_tokens(self.layout, tokens)
         held = units(self.storage, tokens)
         if isinstance(self.storage, Quantized):
             held["tail"] = tokens - held["sinks"] - held["codes"] * self.storage.group
@@ -141,11 +144,12 @@ def layer_cache(
     page_size: int | None = None,
     ranks: int = 1,
     beside: tuple[Memory, ...] = (),
+    evicting: Evicting | None = None,
 ) -> LayerCache:
     """The cache that one attention, and ``beside`` its layer, needs on each rank.
 
     As ``polyhead.caches.choice.layer_caches`` chooses: a window is a ring of that many tokens,
-    except in pages, which keep every token.
+    except in pages, which keep every token, and keys are evicted where there is no window.
 
     Raises:
         ConfigError: An unknown ``kv_dtype`` or a page that does not go with it.
@@ -166,7 +170,7 @@ def layer_cache(
             f"{type(shape).__name__} keeps {', '.join(map(str, others))}, which ranks cannot "
             f"share: ranks must be 1: got {ranks}"
         )
-    layout: Layout = Dense() if page_size is None else Paged(page_size)
+    layout: Layout = evicting or Dense() if page_size is None else Paged(page_size)
     window, chosen = shape.visible_window, shape.attention_span.chosen
     if window is not None and page_size is None:
         layout = Ring(window)
@@ -191,7 +195,11 @@ def layer_cache(
 
 
 def caches(
-    model: TransformerConfig, kv_dtype: str, page_size: int | None = None, ranks: int = 1
+    model: TransformerConfig,
+    kv_dtype: str,
+    page_size: int | None = None,
+    ranks: int = 1,
+    evicting: Evicting | None = None,
 ) -> tuple[LayerCache, ...]:
     """One cache per decoder layer, then one per cross-attention; an encoder has none."""
     if model.kind == "encoder":
@@ -200,7 +208,12 @@ def caches(
     return (
         *(
             layer_cache(
-                layer.attention, kv_dtype, page_size, ranks, layer.out_memories(model.embed_dim)
+                layer.attention,
+                kv_dtype,
+                page_size,
+                ranks,
+                layer.out_memories(model.embed_dim),
+                evicting,
             )
             for layer in model.layers
         ),

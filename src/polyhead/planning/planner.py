@@ -17,7 +17,10 @@ from typing import Any
 
 from polyhead._utils.checks import check_int
 from polyhead._utils.notebook import lines, panel
-from polyhead.config import HeadLayout, TransformerConfig
+from polyhead.caches.choice import Kind, check_evicting
+from polyhead.caches.eviction import Evicting
+from polyhead.caches.sizes import Quantized
+from polyhead.config import AttentionConfig, HeadLayout, TransformerConfig
 from polyhead.errors import ConfigError, ContextLengthError
 from polyhead.planning.activations import activation_elements
 from polyhead.planning.figures import DecodeBound, Figures, LayerCachePlan
@@ -76,6 +79,7 @@ def plan(
     flops: float | str | None = None,
     mesh: Mapping[str, int] | None = None,
     link: float | str | None = None,
+    evicting: Evicting | None = None,
 ) -> Plan:
     """Computes parameters, operations, cache bytes and what fits, without building the model.
 
@@ -103,6 +107,9 @@ def plan(
             as ``{"tensor": 8, "context": 4}``: what one rank holds and sends is ``Plan.mesh``.
         link: Bytes per second that a rank sends to the next, or as ``"50GB/s"``: with ``flops``,
             from how many tokens transfers hide behind attention.
+        evicting: Layers without a window evict keys, as those of ``new_cache(evicting=...)`` do:
+            ``H2O(budget)`` or ``SnapKV(budget)``. The bytes are those behind a prompt of
+            ``tokens``, and results differ from those of the model.
 
     Raises:
         ConfigError: A field of the configuration, or an argument, is missing or impossible; or not
@@ -126,10 +133,13 @@ def plan(
     weights = parameter_groups(model)
     parameters = counts(weights)
     rank_weights = _bytes(p.on_rank(ranks) * n * bits(p) for p, n in weights.items())
-    layers = caches(model, kv_dtype, page_size, ranks)
+    if evicting is not None:
+        _check_evicting(model, evicting, kv_dtype, page_size, ranks, mesh)
+    layers = caches(model, kv_dtype, page_size, ranks, evicting)
     step, bound, touched, read = None, None, 0, 0
     if model.kind != "encoder":
-        step = _flops(model, queries=1, cached=tokens - 1, batch_size=batch_size)
+        decoder = model if evicting is None else _seeing(model, evicting.budget + 1)
+        step = _flops(decoder, queries=1, cached=tokens - 1, batch_size=batch_size)
         touched = _bytes(p.touched(ranks, batch_size) * n * bits(p) for p, n in weights.items())
         read = sum(n * each.read_bytes(tokens, batch_size) for each, n in Counter(layers).items())
         bound = _bound(touched + read, step.model / ranks, bandwidth, flops, batch_size)
@@ -164,7 +174,8 @@ def plan(
             model, tokens=tokens, batch_size=batch_size, kv_dtype=kv_dtype, page_size=page_size
         ),
         savings=found.savings,
-        notes=found.notes,
+        notes=found.notes if evicting is None else (*found.notes, _lossy(evicting, tokens)),
+        evicting=None if evicting is None else str(evicting),
         mesh=None
         if sizes is None
         else mesh_plan(
@@ -178,6 +189,43 @@ def plan(
             link=None if link is None else quantity("link", link, unit="B/s"),
             flops=None if flops is None else quantity("flops", flops, unit="FLOP/s"),
         ),
+    )
+
+
+def _check_evicting(
+    model: TransformerConfig,
+    evicting: Evicting,
+    kv_dtype: str,
+    page_size: int | None,
+    ranks: int,
+    mesh: Mapping[str, int] | None,
+) -> None:
+    kind: Kind = "auto" if page_size is None else "paged"
+    bits = CACHE_TYPES[kv_dtype]
+    quantized = Quantized(bits, bits) if isinstance(bits, int) else None
+    check_evicting(model, evicting, kind=kind, quantized=quantized)
+    if ranks > 1 or mesh is not None:
+        raise ConfigError(
+            f"evicting={evicting} is for one process: got tensor_parallel={ranks}, mesh={mesh}"
+        )
+
+
+def _seeing(model: TransformerConfig, keys: int) -> TransformerConfig:
+    """A model whose layers without a window see so many keys at most."""
+    layers = tuple(
+        dataclasses.replace(layer, attention=dataclasses.replace(layer.attention, window=keys))
+        if isinstance(layer.attention, AttentionConfig) and layer.attention.visible_window is None
+        else layer
+        for layer in model.layers
+    )
+    return dataclasses.replace(model, layers=layers)
+
+
+def _lossy(evicting: Evicting, tokens: int) -> str:
+    kept = min(tokens, evicting.budget)
+    return (
+        f"evicting keeps {kept:,} of {tokens:,} tokens and loses the others: results differ; other "
+        "head layouts are shown without it, and computing its weights is not counted"
     )
 
 

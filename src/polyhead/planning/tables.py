@@ -73,6 +73,8 @@ def _setting(plan: Figures) -> str:
         words.append(f"cache {plan.kv_dtype}")
     if plan.page_size is not None:
         words.append(f"pages of {plan.page_size} tokens")
+    if plan.evicting is not None:
+        words.append(f"evicting by {plan.evicting}")
     if plan.tensor_parallel > 1:
         words.append(f"{plan.tensor_parallel} ranks")
     return ", ".join(words)
