@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import CONTEXT, VOCABULARY, byte_tokenizer, decoder, encoder
 
+from polyhead.caches import H2O, SnapKV
 from polyhead.errors import ConfigError, ContextLengthError, InputError
 from polyhead.generation import LanguageModel
 
@@ -267,3 +268,19 @@ def test_bad_value_is_refused_before_anything_runs(
 def test_an_encoder_is_no_language_model() -> None:
     with pytest.raises(ConfigError, match="made of kind='decoder': got kind='encoder'"):
         LanguageModel(encoder(), byte_tokenizer())
+
+
+@pytest.mark.parametrize("layout", [H2O, SnapKV])
+@pytest.mark.parametrize("beams", [1, 2])
+def test_texts_of_a_cache_that_evicts_are_those_of_all_keys_while_the_budget_holds_them(
+    model: LanguageModel, layout: Any, beams: int
+) -> None:
+    prompts = ["Once upon a time there was a house", "Hello"]
+    options = {"max_new_tokens": 12, "num_beams": beams, "min_new_tokens": 12}
+    wanted = model.generate(prompts, **options)
+    found = model.generate(prompts, cache={"evicting": layout(80)}, **options)
+    assert [each.ids for each in found] == [each.ids for each in wanted]
+    small = layout(9) if layout is H2O else layout(9, window=4)
+    less = model.generate(prompts, cache={"evicting": small}, **options)
+    assert [len(each.ids) for each in less] == [12, 12]
+    assert less[0].stats.cache_used_bytes < wanted[0].stats.cache_used_bytes
