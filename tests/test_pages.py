@@ -39,7 +39,7 @@ def smollm2():
     ("page", "printing"),
     [
         ("attention.md", 12),
-        ("caches.md", 8),
+        ("caches.md", 9),
         ("extending.md", 2),
         ("long-context.md", 4),
         ("parallel.md", 3),
