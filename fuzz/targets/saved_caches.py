@@ -15,7 +15,24 @@ from safetensors.torch import save_file
 
 import polyhead as ph
 from fuzz.mutation import MOST_TEXT
-from polyhead.caches import Dense, Latent, ModelCache, Paged, Plain, Quantized, Ring, StoredCache
+from polyhead.caches import (
+    H2O,
+    Dense,
+    Evicting,
+    EvictingCache,
+    KeyValueCache,
+    Latent,
+    Layout,
+    ModelCache,
+    Paged,
+    Plain,
+    Quantized,
+    Ring,
+    SnapKV,
+    Storage,
+    StoredCache,
+)
+from polyhead.semantics import KeyValueSource, Specification, Tokens
 
 KINDS = (
     (Dense(), Plain()),
@@ -23,6 +40,8 @@ KINDS = (
     (Paged(4), Plain()),
     (Dense(), Latent(6, 2)),
     (Dense(), Quantized(8, 4, group=4, sink_tokens=2, recent=4)),
+    (H2O(6), Plain()),
+    (SnapKV(6, window=2, kernel=3), Plain()),
 )
 VALUES: tuple[Any, ...] = (
     None,
@@ -56,10 +75,11 @@ def prepare() -> None:
 def case(random: Random) -> None:
     layout, storage = random.choice(KINDS)
     latent = isinstance(storage, Latent)
-    cache = StoredCache(layout, storage)
+    cache = _new(layout, storage)
     k = torch.randn(2, 1 if latent else 2, random.randint(1, 17), 8)
-    positions = torch.arange(k.shape[2]) + 3 if random.random() < 0.3 else None
-    cache.append(k, k[..., :6] if latent else k, positions)
+    apart = random.random() < 0.3 and not isinstance(layout, Evicting)
+    positions = torch.arange(k.shape[2]) + 3 if apart else None
+    _append(cache, k, k[..., :6] if latent else k, positions)
     # Alone, or with the encoder's output, which a model's caches keep beside them.
     whole = ModelCache([cache]) if random.random() < 0.3 else None
     if whole is not None and random.random() < 0.8:
@@ -75,7 +95,7 @@ def case(random: Random) -> None:
     if len(text) > MOST_TEXT:  # lies within lies
         return
     save_file(tensors, path, {"polyhead.cache": text})
-    loaded = StoredCache(layout, storage)
+    loaded = _new(layout, storage)
     again = None if whole is None else ModelCache([loaded])
     (again or loaded).load(path)
     if again is not None and again.context is not None and loaded.lengths:
@@ -87,6 +107,25 @@ def case(random: Random) -> None:
         wanted = cache.source().gather()
         assert all(map(torch.equal, loaded.source().gather(), wanted))
     _use(loaded, k[:, :, :1], latent, explicit=positions is not None)
+
+
+def _new(layout: Layout, storage: Storage) -> StoredCache:
+    if isinstance(layout, Evicting):
+        return EvictingCache(layout)
+    return StoredCache(layout, storage)
+
+
+def _append(
+    cache: KeyValueCache, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor | None = None
+) -> KeyValueSource:
+    """As ``append``, and shows a cache that evicts as many queries, as layers do."""
+    source = cache.append(k, v, positions)
+    if source.observer is not None:
+        q, T = torch.ones(len(k), 2, k.shape[2], 8), k.shape[2]
+        _, lse = ph.attention(q, source, mask=ph.Causal(), return_lse=True)
+        tokens = Tokens.of(T, shift=cache.length)
+        source.observer(q, lse, Specification(1.0, ph.Causal()), tokens)
+    return source
 
 
 def damage(
@@ -113,11 +152,11 @@ def _use(cache: StoredCache, k: torch.Tensor, latent: bool, explicit: bool) -> N
     more = k[:1].expand(batch, -1, -1, -1)
     if len(set(cache.lengths)) == 1:
         last = torch.tensor([cache.length + 3]) if explicit else None
-        source = cache.append(more, more[..., :6] if latent else more, last)
+        source = _append(cache, more, more[..., :6] if latent else more, last)
         q = torch.ones(batch, 2, 1, 8)
         out = ph.attention(q, source, mask=ph.Causal() & ph.Window(5), q_positions=last)
         assert out.shape[:3] == (batch, 2, 1)
-        cache.rollback(1)
+        cache.rollback(min(1, cache.max_rollback))
     other = cache.fork()
     other.reorder([batch - 1, 0])
     other.save(path)

@@ -7,7 +7,16 @@ import torch
 from torch import Tensor
 
 import polyhead as ph
-from polyhead.caches import H2O, DenseCache, EvictingCache, Quantized, SnapKV, StoredCache
+from polyhead.caches import (
+    H2O,
+    DenseCache,
+    EvictingCache,
+    Plain,
+    Quantized,
+    SnapKV,
+    StoredCache,
+    cache_bytes,
+)
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
@@ -21,6 +30,7 @@ from polyhead.config import (
 )
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers import MultiHeadAttention
+from polyhead.parallel import calls, slices
 
 H, G, D, T = 4, 2, 8, 48
 X = torch.randn(2, T, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64) * 3
@@ -221,6 +231,10 @@ def test_planned_bytes_are_held_bytes_and_have_a_bound(layout, tokens):
     assert least.cache_bytes < full.cache_bytes
     assert least.decode_cache_bytes < full.decode_cache_bytes
     assert least.decode.model < full.decode.model
+    roomy, k = EvictingCache(layout, capacity=500), torch.zeros(2, G, 1, D)
+    roomy.append(k, k)
+    sizes = {"num_kv_heads": G, "key_dim": D, "value_dim": D, "dtype": torch.float32}
+    assert roomy.bytes == cache_bytes(layout, Plain(), tokens=500, batch_size=2, **sizes)
     if isinstance(layout, H2O):
         made(IDS, cache=cache)
         sizes = set()
@@ -278,6 +292,9 @@ def test_forks_reordered_rows_and_saved_files_go_on_as_the_cache_does(layout, tm
         assert held_by(loaded) == held_by(fork) == held_by(cache)
         assert held_by(turned) == [held_by(cache)[row] for row in (1, 0, 1)]
     assert loaded.max_rollback == cache.max_rollback
+    tensors, facts = cache.state()
+    with pytest.raises(ValueError, match="settled contradicts"):
+        EvictingCache(layout).restore(tensors, facts | {"settled": [0, 0]}, torch.device("cpu"))
     short = EvictingCache(layout)
     attn(X[:, :9], mask=ph.Causal(), cache=short)
     before, fork = short.max_rollback, short.fork()
@@ -314,6 +331,7 @@ def test_tokens_whose_queries_nobody_showed_are_not_lost_in_silence():
     assert cache.lengths == [0]
     with pytest.raises(ValueError, match="have not been observed"):
         cache.append(k, k)
+    assert cache.fork().append(k, k).tokens.length == 3
     q = torch.randn(1, H, 3, D)
     _, lse = ph.attention(q, source, mask=ph.Causal(), return_lse=True)
     spec = ph.semantics.Specification(D**-0.5, ph.Causal())
@@ -368,6 +386,12 @@ def test_layers_whose_keys_cannot_be_chosen_are_refused_by_name(attention, optio
         ph.plan(made.config, tokens=8, evicting=H2O(8))
 
 
+def test_layers_with_a_window_keep_their_ring_whatever_they_are():
+    alibi = AttentionConfig(H, G, D, alibi=ALiBiConfig(), window=5)
+    found = model(alibi).new_cache(evicting=H2O(8))
+    assert [type(each.layout).__name__ for each in found.layers] == ["H2O", "Ring"]
+
+
 def test_options_that_contradict_evicting_are_refused_by_name():
     made = model()
     for options in ({"kind": "paged"}, {"kind": "dense"}, {"quantized": Quantized()}):
@@ -386,6 +410,9 @@ def test_options_that_contradict_evicting_are_refused_by_name():
         EvictingCache(DenseCache().layout)
     with ph.batch_invariant(), pytest.raises(UnsupportedError, match="which keys stay depends"):
         made.new_cache(evicting=H2O(8))
+    for kind in (calls._NewCache, slices._NewCache):
+        with pytest.raises(UnsupportedError, match="cannot do a cache that evicts keys"):
+            kind(made, None)(evicting=H2O(8))
     for made_of, words in (
         (lambda: H2O(0), "budget must be"),
         (lambda: H2O(4, recent=5), "recent must be"),

@@ -106,6 +106,8 @@ def check_evicting(
             f"lost: got kind={kind!r}, quantized={quantized}"
         )
     for index, layer in enumerate(config.layers):
+        if layer.attention.visible_window is not None:
+            continue  # a ring, of what it sees
         why = layer.attention.no_eviction
         if config.relative_bias is not None:
             why = "its bias needs the positions of keys, which would differ from head to head"

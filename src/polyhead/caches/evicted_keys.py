@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from polyhead.caches.eviction import Evicting
-from polyhead.caches.memory import Rows
+from polyhead.caches.memory import Memory
 from polyhead.semantics.call import Specification
 from polyhead.semantics.masks import Visibility
 from polyhead.semantics.scores import accumulation_dtype
@@ -87,7 +87,7 @@ def staying(
     return torch.zeros_like(older).scatter(-1, order, first.expand_as(older))
 
 
-def keep(rows: Rows, records: Sequence[Tensor], stays: Tensor, stops: list[int]) -> None:
+def keep(rows: Memory, records: Sequence[Tensor], stays: Tensor, stops: list[int]) -> None:
     """Leaves only the tokens that stay, of those held and then the new ones.
 
     Args:

@@ -25,12 +25,13 @@ from polyhead.caches.in_use import alone
 from polyhead.caches.layer_kv import LayerKV
 from polyhead.caches.memory import with_one
 from polyhead.caches.protocol import Counts
-from polyhead.caches.source import NO_POSITION, InMemorySegment, SlotMask, StoredSource
+from polyhead.caches.source import SlotMask
 from polyhead.caches.stored import StoredCache
+from polyhead.caches.views import without_places
 from polyhead.errors import UnsupportedError
 from polyhead.semantics.call import Specification
 from polyhead.semantics.masks import Causal
-from polyhead.semantics.sources import DenseSource, KeyValueSource
+from polyhead.semantics.sources import KeyValueSource
 from polyhead.semantics.tokens import Tokens, active_capture
 
 
@@ -110,25 +111,26 @@ class EvictingCache(StoredCache):
                 f"EvictingCache, which counts tokens by them: got {positions}"
             )
         self._check_gradients(chunk, new)
-        self._contents, self._lengths, self._settled = contents, lengths, [*settled]
+        self._contents, self._lengths, self._settled = contents, lengths, settled
         where = new.positions
         if where is None:
             where = torch.tensor(lengths, device="cpu")[:, None] + torch.arange(T, device="cpu")
         where, evicts = where.to(shape.device), self.layout.evicts(held, new.counts)
         if not T:
-            return self._view(contents)
+            return self._view()
         if not self.layout.accumulates and not any(evicts):
             self._write(new, self._records(chunk, where))
-            source = self._view(contents)
+            source = self._view()
             source.observer = partial(self._check, new.counts)
             return source
-        source = self._view(contents, chunk, where.where(where >= 0, NO_POSITION), new.counts)
+        even = self.even and min(new.counts) == T
+        source = without_places(contents, lengths, chunk, where, even=even)
         source.observer = self._observe
         self._awaiting = _Awaiting(source, chunk, new, where, evicts)
         return source
 
     def source(self) -> KeyValueSource:
-        return self._view(self._held())
+        return self._view()
 
     @alone
     def rollback(self, count: Counts) -> None:
@@ -138,7 +140,7 @@ class EvictingCache(StoredCache):
     @alone
     def fork(self) -> Self:
         other = super().fork()
-        other._settled, other._awaiting = [*self._settled], None
+        other._awaiting = None
         return other
 
     @alone
@@ -164,10 +166,13 @@ class EvictingCache(StoredCache):
     ) -> None:
         super().restore(tensors, facts, device)
         settled, lengths = facts["settled"], self._lengths
+        stops = lengths if self._contents is None else self._contents.main.stops
+        # What can be taken back is held.
         if len(settled) != len(lengths) or not all(
-            type(n) is int and 0 <= n <= most for n, most in zip(settled, lengths, strict=True)
+            type(n) is int and length - stop <= n <= length
+            for n, length, stop in zip(settled, lengths, stops, strict=True)
         ):
-            raise ValueError(f"settled must be at most the lengths {lengths}: got {settled}")
+            raise ValueError(f"settled contradicts lengths={lengths}, stops={stops}: got {settled}")
         self._settled, self._awaiting = [*settled], None
 
     def _most(self, row: int, length: int) -> int:
@@ -177,7 +182,7 @@ class EvictingCache(StoredCache):
         if self._contents is not None:
             stop = self._contents.main.stops[row] - self._lengths[row] + length
             self._contents.cut(row, stop if length else 0)
-            self._settled[row] = min(self._settled[row], length)
+            self._settled = with_one(self._settled, row, min(self._settled[row], length))
         self._lengths = with_one(self._lengths, row, length)
 
     def _why_not_further(self) -> str:
@@ -204,30 +209,8 @@ class EvictingCache(StoredCache):
             found.append(weights[..., None])
         return [*found, where[:, None, :, None].expand(*chunk.k.shape[:3], 1)]
 
-    def _view(
-        self,
-        contents: LayerKV,
-        chunk: KVChunk | None = None,
-        where: Tensor | None = None,
-        counts: Sequence[int] = (),
-    ) -> KeyValueSource:
-        """What is held, and a chunk of so many tokens of each row, at ``where [B, T]``."""
-        rows, shape, beside, even = contents.main, contents.shape, [], self.even
-        k, v = rows.read(0, rows.extent)[:2]
-        spans = [InMemorySegment(KVChunk(k, v), v.shape[-1])]
-        if chunk is not None and where is not None:
-            spans, beside = [*spans, InMemorySegment(chunk, v.shape[-1])], [where]
-            even = even and min(counts) == where.shape[1]
-        elif even:
-            return DenseSource(k, v, None, self.length - rows.extent)
-        if even:
-            return StoredSource([*spans], shape, shift=self.length - rows.extent)
-        # Held tokens stand just before the new ones, whatever their own positions.
-        before, stops = torch.tensor([self._lengths, rows.stops], device=shape.device)[..., None]
-        slots = torch.arange(rows.extent, device=shape.device)
-        places = (slots + before - stops).where(slots < stops, NO_POSITION)
-        places = torch.cat((places, *beside), dim=1)
-        return StoredSource([*spans], shape, positions=places, gaps=True)
+    def _view(self) -> KeyValueSource:
+        return without_places(self._held(), self._lengths, even=self.even)
 
     @alone
     @torch.no_grad()
@@ -253,9 +236,12 @@ class EvictingCache(StoredCache):
         else:
             rows.read(0, rows.extent, only=2)[0][..., 0] = held
             self._write(awaiting.new, records)
-        for row, evicted in enumerate(awaiting.evicts):
-            if evicted or self.layout.accumulates:
-                self._settled[row] = self._lengths[row]
+        self._settled = [
+            length if evicted or self.layout.accumulates else before
+            for length, before, evicted in zip(
+                self._lengths, self._settled, awaiting.evicts, strict=True
+            )
+        ]
 
     def _check(
         self, counts: list[int], q: Tensor, lse: Tensor, spec: Specification, q_tokens: Tokens

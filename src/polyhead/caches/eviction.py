@@ -70,13 +70,13 @@ class H2O(Evicting):
     """Heavy hitters and the most recent tokens: never more than ``budget`` (Zhang et al. 2023).
 
     After every call the ``recent`` last tokens stay, and of the others those whose weights, added
-    up over all queries so far, are largest (arXiv 2306.14048, algorithm 1, for which every token
-    is a call). A prompt in one call is read whole before anything is evicted, so results depend on
-    how it is cut.
+    up over all queries so far, are largest (arXiv 2306.14048). For the paper's algorithm every
+    token is a call; a prompt in one call is read whole before anything is evicted, so results
+    depend on how it is cut. Keys keep the rotation of their own positions.
 
     Attributes:
         budget: Keys of each kv head.
-        recent: Last tokens among them; default half, as in the paper's experiments.
+        recent: Last tokens among them; default half, as in its authors' code.
     """
 
     accumulates: ClassVar[bool] = True
@@ -99,8 +99,9 @@ class SnapKV(Evicting):
 
     After a call of at least ``window`` tokens of a row, its last ``window`` tokens stay, and of the
     others those with the largest weights, added up over these queries and pooled over ``kernel``
-    neighbours (arXiv 2404.14469, section 4). Shorter calls, such as decoding steps, evict nothing:
-    what is generated comes on top of the budget.
+    neighbours (arXiv 2404.14469; here the query heads of a group vote together, so that keys are
+    not repeated). Shorter calls, such as decoding steps, evict nothing: what is generated comes on
+    top of the budget.
 
     Attributes:
         budget: Keys of each kv head that stay of a prompt.

@@ -5,6 +5,8 @@ Shape letters: B batch, G kv heads, S keys, T tokens of a chunk, D key size, V v
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -187,6 +189,44 @@ def row_by_row(
     return StoredSource(
         spans, shape, positions=torch.cat(positions, dim=1), gaps=True, of_row=of_row
     )
+
+
+def without_places(
+    contents: LayerKV,
+    lengths: Sequence[int],
+    chunk: KVChunk | None = None,
+    where: Tensor | None = None,
+    *,
+    even: bool,
+) -> KeyValueSource:
+    """What a cache that evicts holds, and a chunk that is not in it.
+
+    Heads hold tokens of different positions, all of which later queries see. They get places just
+    before those of the chunk.
+
+    Args:
+        contents: Where the held tokens lie, from address 0 on.
+        lengths: Tokens of each row before the chunk, those included that are forgotten.
+        chunk: The new tokens.
+        where: Their positions ``[B, T]``, below 0 for padding.
+        even: Whether rows have, and hold, equally many tokens each, and there is no padding.
+    """
+    rows, shape = contents.main, contents.shape
+    k, v = rows.read(0, rows.extent)[:2]
+    shift = max(lengths) - rows.extent
+    if even and chunk is None:
+        return DenseSource(k, v, None, shift)
+    runs = [KVChunk(k, v)] if chunk is None else [KVChunk(k, v), chunk]
+    spans: list[StoredSegment | InMemorySegment]
+    spans = [InMemorySegment(run, shape.value_dim) for run in runs]
+    if even:
+        return StoredSource(spans, shape, shift=shift)
+    before, stops = torch.tensor([[*lengths], rows.stops], device=shape.device)[..., None]
+    slots = torch.arange(rows.extent, device=shape.device)
+    places = (slots + before - stops).where(slots < stops, NO_POSITION)
+    if where is not None:
+        places = torch.cat((places, where.where(where >= 0, NO_POSITION)), dim=1)
+    return StoredSource(spans, shape, positions=places, gaps=True)
 
 
 def _runs(source: KeyValueSource, shape: Shape) -> list[StoredSegment | InMemorySegment]:
