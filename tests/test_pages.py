@@ -38,7 +38,7 @@ def smollm2():
 @pytest.mark.parametrize(
     ("page", "printing"),
     [
-        ("attention.md", 12),
+        ("attention.md", 13),
         ("caches.md", 9),
         ("extending.md", 2),
         ("long-context.md", 4),

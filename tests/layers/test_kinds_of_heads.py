@@ -24,11 +24,15 @@ from polyhead.conversion import convert
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.interpret.pruning import prune
 from polyhead.layers import (
+    CoPEAttentionConfig,
     ForgettingAttentionConfig,
+    MultiTokenAttentionConfig,
+    NormalizerAttentionConfig,
     OffByOneAttentionConfig,
     QKNormConfig,
     RopeConfig,
     ScalableSoftmaxAttentionConfig,
+    TalkingHeadsAttentionConfig,
     TensorProductAttentionConfig,
     ValueResidualAttentionConfig,
 )
@@ -40,6 +44,7 @@ E, D, T, WORDS = 24, 6, 17, 50
 NETWORK = FeedForwardConfig(32)
 SIZES: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": D}
 ROPE = {"rope": RopeConfig(50.0)}
+PLAIN: dict[str, Any] = {"window": 5, "qk_norm": QKNormConfig(), "scale": 0.7}
 KINDS: dict[str, tuple[AttentionConfig | TensorProductAttentionConfig, ...]] = {
     "scalable-softmax": (
         ScalableSoftmaxAttentionConfig(**SIZES, **ROPE),
@@ -53,6 +58,30 @@ KINDS: dict[str, tuple[AttentionConfig | TensorProductAttentionConfig, ...]] = {
         ForgettingAttentionConfig(**SIZES, **ROPE),
         ForgettingAttentionConfig(**SIZES, window=5, qk_norm=QKNormConfig(), scale=0.7, sinks=True),
     ),
+    "sigmoid": (
+        NormalizerAttentionConfig(**SIZES, **ROPE, sigmoid_bias=-1.5),
+        NormalizerAttentionConfig(**SIZES, **PLAIN),
+    ),
+    "softpick": (
+        NormalizerAttentionConfig(**SIZES, **ROPE, normalizer="softpick"),
+        NormalizerAttentionConfig(**SIZES, **PLAIN, normalizer="softpick"),
+    ),
+    "stick-breaking": (
+        NormalizerAttentionConfig(**SIZES, normalizer="stick_breaking"),
+        NormalizerAttentionConfig(**SIZES, **PLAIN, normalizer="stick_breaking", own_key=False),
+    ),
+    "CoPE": (
+        CoPEAttentionConfig(**SIZES, num_positions=4),
+        CoPEAttentionConfig(**SIZES, **PLAIN, **ROPE),
+    ),
+    "talking-heads": (
+        TalkingHeadsAttentionConfig(**SIZES, **ROPE),
+        TalkingHeadsAttentionConfig(**SIZES, **PLAIN, before=False),
+    ),
+    "multi-token": (
+        MultiTokenAttentionConfig(**SIZES, **ROPE, queries=3, keys=4),
+        MultiTokenAttentionConfig(**SIZES, **PLAIN, queries=2, keys=3, mixed_heads=1),
+    ),
     "value-residual": (
         ValueResidualAttentionConfig(**SIZES, **ROPE),
         ValueResidualAttentionConfig(**SIZES, window=5, scale=0.7, values_of=0),
@@ -65,8 +94,10 @@ KINDS: dict[str, tuple[AttentionConfig | TensorProductAttentionConfig, ...]] = {
 }
 ON_CONTEXT = ("scalable-softmax", "off-by-one")
 """Kinds that ranks may divide by tokens."""
-TILED = ("forgetting",)
-"""Kinds whose scores native code does not know."""
+NORMALIZED = ("sigmoid", "softpick", "stick-breaking", "CoPE", "talking-heads", "multi-token")
+"""Kinds that are no softmax."""
+TILED = ("forgetting", *NORMALIZED)
+"""Kinds whose scores or weights native code does not know."""
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -113,6 +144,35 @@ def weights_of(layer: Any, x: Tensor) -> Tensor:
     seen = (back >= 0) & (back < (c.window or n))
     if isinstance(c, ScalableSoftmaxAttentionConfig):
         scores = scores * layer.growth[:, None, None] * seen.sum(1, keepdim=True).to(x.dtype).log()
+    if not getattr(c, "own_key", True):
+        seen = seen & (back >= 1)
+    if getattr(c, "normalizer", None) == "sigmoid":
+        return torch.sigmoid(scores + c.sigmoid_bias) * seen
+    if getattr(c, "normalizer", None) == "softpick":
+        terms = torch.expm1(scores) * seen
+        least = 1e-8 * (scores.detach() * seen).amax(-1, keepdim=True).exp()
+        return terms.clamp(min=0) / (terms.abs().sum(-1, keepdim=True) + least)
+    if getattr(c, "normalizer", None) == "stick_breaking":
+        share, left = torch.sigmoid(scores) * seen, torch.ones_like(scores[..., 0])
+        taken = []
+        for j in reversed(range(n)):
+            taken.append(share[..., j] * left)
+            left = left * (1 - share[..., j])
+        return torch.stack(taken[::-1], dim=-1)
+    if isinstance(c, CoPEAttentionConfig):
+        gates = torch.sigmoid(scores) * seen
+        counted = torch.stack([gates[..., j:].sum(-1) for j in range(n)], -1)
+        counted = counted.clamp(max=c.num_positions - 1)
+        columns = (1 - (counted[..., None] - torch.arange(c.num_positions)).abs()).clamp(min=0)
+        scores = scores + torch.einsum("bhijn,nd,bhid->bhij", columns, layer.position_embedding, q)
+    if isinstance(c, MultiTokenAttentionConfig):
+        near = torch.arange(n)
+        rows = torch.stack([near == near[:, None] - a for a in range(c.queries)]).to(x.dtype)
+        ahead = [c.keys // 2 - b for b in range(c.keys)]
+        columns = torch.stack([near == near[:, None] + a for a in ahead]).to(x.dtype)
+        scores = torch.einsum("hac,aip,cjr,bhpr->bhij", layer.kernel, rows, columns, scores * seen)
+    if getattr(layer, "before", None) is not None:
+        scores = torch.einsum("gf,bfij->bgij", layer.before, scores)
     if isinstance(c, ForgettingAttentionConfig):
         logs = torch.sigmoid(layer.forget_proj(x)).log()  # [B, T, H]
         between = (at > at[:, None, None]) & (at <= at[:, None])  # [j, i, l]: j < l <= i
@@ -121,7 +181,15 @@ def weights_of(layer: Any, x: Tensor) -> Tensor:
     more = float(isinstance(c, OffByOneAttentionConfig))
     if getattr(layer, "sinks", None) is not None:
         more = layer.sinks.exp()[:, None, None]
-    return weights / (weights.sum(-1, keepdim=True) + more)
+    weights = weights / (weights.sum(-1, keepdim=True) + more)
+    if getattr(c, "mixed_heads", 1) > 1:
+        mixed = torch.einsum(
+            "pgf,bpfij->bpgij", layer.mix, weights.unflatten(1, (-1, c.mixed_heads))
+        )
+        return mixed.flatten(1, 2)
+    if getattr(layer, "after", None) is not None:
+        return torch.einsum("gf,bfij->bgij", layer.after, weights)
+    return weights
 
 
 def values_of(layer: Any, x: Tensor, before: list[Tensor]) -> Tensor:
@@ -234,12 +302,34 @@ def test_kernels_agree_with_the_formula(kind: str) -> None:
 @torch.no_grad()
 def test_the_probe_shows_the_weights_of_the_formula(kind: str) -> None:
     made, tokens = model(kind), ids()
+    if kind in NORMALIZED:
+        said = "a probe recomputes the softmax's weights.*the layer has [A-Z]"
+        with pytest.raises(UnsupportedError, match=said), ph.probe(made):
+            made(tokens)
+        return
     with ph.probe(made) as seen:
         logits = made(tokens)
     wanted, weights = by_formula(made, tokens)
     torch.testing.assert_close(logits, wanted)
     for i, each in enumerate(weights):
         torch.testing.assert_close(seen[i].rows(), each)
+
+
+@each_kind
+@torch.no_grad()
+def test_a_trace_shows_the_weights_of_the_formula(kind: str) -> None:
+    made, tokens = model(kind), ids()
+    with ph.trace(made) as t:
+        saved = [layer.attention.weights.save() for layer in t.layers]
+        made(tokens)
+    wanted, weights = by_formula(made, tokens)
+    for found, each in zip(saved, weights, strict=True):
+        # Multi-token attention has the queries before the first in front.
+        torch.testing.assert_close(found.value[:, :, -T:], each)
+    with ph.trace(made) as t:
+        for layer in t.layers:
+            layer.attention.weights.edit(lambda weights: weights.clone())
+        torch.testing.assert_close(made(tokens), wanted)
 
 
 @each_kind
@@ -309,6 +399,21 @@ def test_options_that_do_not_go_are_refused_by_name() -> None:
         layer(x[0])
     with pytest.raises(TypeError, match="no argument 'is_causal'"):
         layer(x, is_causal=True)
+    sigmoid, talking, tokens = (KINDS[k][0] for k in ("sigmoid", "talking-heads", "multi-token"))
+    for config, changed, message in (
+        (sigmoid, {"normalizer": "relu"}, "normalizer must be one of 'sigmoid', 'softpick'"),
+        (sigmoid, {"alpha": 3.0}, "alpha must be"),
+        (sigmoid, {"sinks": True}, "a softmax's denominator: got sinks=True with sigmoid"),
+        (talking, {"before": False, "after": False}, "before, after or both: got neither"),
+        (tokens, {"queries": 1}, "queries must be a whole number of at least 2: got 1"),
+        (tokens, {"mixed_heads": 3}, "mixed_heads must divide num_heads=4: got 3"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            replace(config, **changed)
+    sparse = build_attention(E, replace(sigmoid, normalizer="entmax", alpha=2.0))
+    assert repr(sparse._normalizer) == "Entmax(alpha=2.0)"
+    with pytest.raises(UnsupportedError, match="multi-token attention takes no bias beside"):
+        build_attention(E, tokens)(x, bias=torch.zeros(1, 4, 3, 3), positions=torch.arange(-1, 2))
     forgetting = build_attention(E, KINDS["forgetting"][0])
     with pytest.raises(ValueError, match=r"a bias of its own \(forget gates\): got another"):
         forgetting(x, bias=torch.zeros(1, 4, 3, 3))
@@ -322,12 +427,13 @@ def test_options_that_do_not_go_are_refused_by_name() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["scalable-softmax", "forgetting"])
+@pytest.mark.parametrize("kind", ["scalable-softmax", "forgetting", "multi-token", "CoPE"])
 def test_padding_in_front_is_no_key(kind: str) -> None:
     layer, x = model(kind).layers[0].attention, torch.randn(1, 9, E, dtype=torch.float64)
     padded = torch.cat((torch.randn(1, 2, E, dtype=torch.float64), x), dim=1)
     at, hidden = torch.arange(-2, 9), ~ph.KeyLengths(2)
-    mask = ph.Causal() if kind == "forgetting" else ph.Causal() & hidden  # which hides it itself
+    hides = kind in ("forgetting", "multi-token")
+    mask = ph.Causal() if hides else ph.Causal() & hidden
     found = layer(padded, mask=mask, positions=at)
     torch.testing.assert_close(found[:, 2:], attended(layer, x, values_of(layer, x, [])))
     assert layer(padded, mask=ph.Causal(), positions=at).isfinite().all()

@@ -22,16 +22,20 @@ from polyhead.config import (
     BlockMeansConfig,
     CompressedAttentionConfig,
     ConvolutionalAttentionConfig,
+    CoPEAttentionConfig,
     CyclesConfig,
     DepthAveragedMixtureConfig,
     EngramConfig,
     GatedSelectiveAttentionConfig,
     LowRankConnectionsConfig,
     MeanIndexerConfig,
+    MultiTokenAttentionConfig,
+    NormalizerAttentionConfig,
     PerLayerEmbeddingConfig,
     PerLayerInputConfig,
     QueryTemperatureConfig,
     ScaledResidualConfig,
+    TalkingHeadsAttentionConfig,
     TransformerConfig,
     WeighedSharedConfig,
 )
@@ -112,6 +116,8 @@ TILES = 6 * MIB
 """Float32 copies of a tile's keys, values and scores, in the kernel that works in tiles."""
 TILES_OF_CONTENT = 18 * MIB
 """The same with a bias by content in float64: its numbers, and the columns that they are in."""
+WHOLE_ROWS = 24 * MIB
+"""Scores and weights of some queries on all keys, and what lies between them, in float32."""
 CHUNKS = 16 * MIB
 """What the recurrence in chunks holds beside a plan, where there is no native code."""
 
@@ -317,6 +323,32 @@ LAYERS = {
     "sums of outer products, many for queries": Case(
         LayerConfig(TensorProductAttentionConfig(4, 64, 24, 2, 2, rope=RopeConfig()), NARROW),
         share=0.7,
+    ),
+    "softpick": Case(
+        LayerConfig(NormalizerAttentionConfig(16, 16, 64, normalizer="softpick"), NARROW),
+        tokens=LONG,
+        tiles=WHOLE_ROWS,
+        tiled=True,
+    ),
+    "contextual positions": Case(
+        LayerConfig(CoPEAttentionConfig(16, 16, 16, num_positions=256), NARROW),
+        share=0.7,
+        tokens=LONG,
+        tiles=2 * WHOLE_ROWS,
+        tiled=True,
+    ),
+    "talking heads": Case(
+        LayerConfig(TalkingHeadsAttentionConfig(16, 16, 64), NARROW),
+        tokens=LONG,
+        tiles=WHOLE_ROWS,
+        tiled=True,
+    ),
+    "weights of several tokens": Case(
+        LayerConfig(MultiTokenAttentionConfig(16, 16, 64), NARROW),
+        share=0.7,
+        tokens=LONG,
+        tiles=WHOLE_ROWS,
+        tiled=True,
     ),
     "forget gates": Case(
         LayerConfig(ForgettingAttentionConfig(32, 32, 8), NARROW),

@@ -13,6 +13,7 @@ from polyhead.config.attention import (
 from polyhead.config.block_sums import BlockSumsAttentionConfig
 from polyhead.config.bottleneck import BottleneckAttentionConfig
 from polyhead.config.compressed import CompressedAttentionConfig
+from polyhead.config.contextual_positions import CoPEAttentionConfig
 from polyhead.config.convolution import ConvolutionConfig
 from polyhead.config.convolutional_attention import ConvolutionalAttentionConfig
 from polyhead.config.convolved_heads import ConvolvedHeadsConfig
@@ -76,9 +77,11 @@ from polyhead.config.memories import (
 )
 from polyhead.config.merged_attention import MergedAttentionConfig
 from polyhead.config.mixture import MixtureConfig
+from polyhead.config.multi_token import MultiTokenAttentionConfig
 from polyhead.config.native_sparse import NativeSparseAttentionConfig
 from polyhead.config.norm import NormConfig
 from polyhead.config.norm_gate import NormGateConfig
+from polyhead.config.normalizer_attention import NormalizerAttentionConfig
 from polyhead.config.off_by_one import OffByOneAttentionConfig
 from polyhead.config.parameter_groups import ParameterGroup
 from polyhead.config.per_layer import PerLayerEmbeddingConfig, PerLayerInputConfig
@@ -101,6 +104,7 @@ from polyhead.config.short_convolution import ShortConvolutionConfig
 from polyhead.config.sparse_latent import IndexerConfig, SparseLatentAttentionConfig
 from polyhead.config.streams import AltUpConfig, StreamsConfig
 from polyhead.config.sub_norm import SubNormAttentionConfig, SubNormFeedForwardConfig
+from polyhead.config.talking_heads import TalkingHeadsAttentionConfig
 from polyhead.config.tensor_product import TensorProductAttentionConfig
 from polyhead.config.token_mixture import TokenMixtureConfig
 from polyhead.config.transformer import EncoderConfig, TransformerConfig
@@ -121,6 +125,7 @@ __all__ = [
     "BlockSumsAttentionConfig",
     "BottleneckAttentionConfig",
     "CallCost",
+    "CoPEAttentionConfig",
     "CompressedAttentionConfig",
     "ConvolutionConfig",
     "ConvolutionalAttentionConfig",
@@ -175,10 +180,12 @@ __all__ = [
     "MergedAttentionConfig",
     "MixedConnectionsConfig",
     "MixtureConfig",
+    "MultiTokenAttentionConfig",
     "NativeSparseAttentionConfig",
     "Network",
     "NormConfig",
     "NormGateConfig",
+    "NormalizerAttentionConfig",
     "OfLayer",
     "OffByOneAttentionConfig",
     "ParameterGroup",
@@ -211,6 +218,7 @@ __all__ = [
     "SubNormAttentionConfig",
     "SubNormFeedForwardConfig",
     "Tail",
+    "TalkingHeadsAttentionConfig",
     "TaskHeadConfig",
     "TensorProductAttentionConfig",
     "TokenDropoutConfig",

@@ -15,6 +15,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
+from polyhead.errors import UnsupportedError
 from polyhead.layers.record import AttentionRecord
 from polyhead.semantics import Documents, Mask, Specification, TensorBias, Tokens
 from polyhead.semantics.reference import softmax
@@ -64,6 +65,11 @@ class KeptCall:
     @classmethod
     def of(cls, record: AttentionRecord) -> Self:
         """The call that a layer has shown; its tensors are not copied."""
+        if record.normalizer is not None:
+            raise UnsupportedError(
+                "a probe recomputes the softmax's weights, exp(score − lse): the layer has "
+                f"{record.normalizer!r}; polyhead.interpret.trace shows its weights"
+            )
         heads = record.q.shape[1]
         group = heads // record.k.shape[1]
         bias = record.bias

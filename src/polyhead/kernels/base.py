@@ -33,8 +33,17 @@ class Kernel(ABC, Generic[Plan]):
     needs_contiguous_kv: ClassVar[bool] = False
     """Whether it reads K and V as one tensor each, so that some sources are copied."""
 
+    takes_normalizers: ClassVar[bool] = False
+    """Whether it computes weights other than the softmax's (``Specification.normalizer``)."""
+
     checks_storage: ClassVar[bool] = False
     """Whether the kernel itself checks that storage is large enough for what it reads."""
+
+    def plan_of(self, call: Call) -> Plan | Refusal:
+        """``plan``, for any call."""
+        if call.spec.normalizer is not None and not self.takes_normalizers:
+            return Refusal(f"normalizer={call.spec.normalizer!r} (it computes the softmax)")
+        return self.plan(call)
 
     def unavailable(self) -> str | None:
         """Why this kernel cannot run here and the command that would change it, or None."""
@@ -46,7 +55,10 @@ class Kernel(ABC, Generic[Plan]):
 
     @abstractmethod
     def plan(self, call: Call) -> Plan | Refusal:
-        """What it would run for ``call``, or the first feature that it cannot do."""
+        """What it would run for ``call``, or the first feature that it cannot do.
+
+        A normalizer is asked about before (``plan_of``).
+        """
 
     @abstractmethod
     def run(self, call: Call, plan: Plan) -> State:

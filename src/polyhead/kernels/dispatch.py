@@ -19,7 +19,16 @@ from polyhead.errors import UnsupportedError
 from polyhead.kernels import KERNELS, Kernel, Refusal, SwitchedOffError
 from polyhead.kernels.native import one_query
 from polyhead.native import batch_invariant
-from polyhead.semantics import Bias, Call, Causal, KeyValueSource, Mask, State, add_sinks
+from polyhead.semantics import (
+    Bias,
+    Call,
+    Causal,
+    KeyValueSource,
+    Mask,
+    Normalizer,
+    State,
+    add_sinks,
+)
 from polyhead.semantics.argument_hints import refuse
 from polyhead.semantics.arguments import AttentionOptions, call_of, dropout_seed
 from polyhead.semantics.scores import (
@@ -66,6 +75,7 @@ def attention(
     kv_positions: Int[Tensor, "*Bk S"] | None = None,
     dropout_p: float = 0.0,
     generator: torch.Generator | None = None,
+    normalizer: Normalizer | None = None,
     return_lse: bool = False,
     kernel: str = "auto",
     **unknown: Any,
@@ -91,6 +101,7 @@ def attention(
         kv_positions: ``[S]`` or ``[B, S]``; default 0 … S − 1.
         dropout_p: Dropout probability of the weights, 0 ≤ p < 1.
         generator: Where dropout's seed is drawn from; default torch's global generator.
+        normalizer: What takes the softmax's place, such as ``Sigmoid``; None: the softmax.
         return_lse: Also return the natural-log log-sum-exp of each row (sinks included).
         kernel: ``"auto"`` or a kernel's name; a kernel that is named never falls back.
         **unknown: Refused; where torch or flash_attn have such an argument, the error says what
@@ -113,6 +124,7 @@ def attention(
         and bias is None
         and softcap is None
         and sinks is None
+        and normalizer is None
         and q_positions is None
         and kv_positions is None
         and not (dropout_p or return_lse)
@@ -123,7 +135,7 @@ def attention(
         _watch_layout(q, k)
     call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
-        dropout_seed(q, dropout_p, generator), dropout_p, return_lse,
+        dropout_seed(q, dropout_p, generator), dropout_p, return_lse, normalizer,
     )  # fmt: skip
     state = run(call, kernel)
     if call.spec.sinks is not None:
@@ -261,6 +273,7 @@ def explain(
     kv_positions: Tensor | None = None,
     dropout_p: float = 0.0,
     generator: torch.Generator | None = None,
+    normalizer: Normalizer | None = None,
     return_lse: bool = False,
     kernel: str = "auto",
     **unknown: Any,
@@ -274,7 +287,7 @@ def explain(
     seed = torch.zeros((), dtype=torch.int64, device="cpu") if dropout_p else None
     call = call_of(
         q, k, v, mask, bias, scale, softcap, sinks, q_positions, kv_positions,
-        seed, dropout_p, return_lse,
+        seed, dropout_p, return_lse, normalizer,
     )  # fmt: skip
     q = call.q
     chosen, _ = _choose(call, kernel)
@@ -284,7 +297,7 @@ def explain(
             continue
         if (why := other.unavailable()) is not None:
             refusals[other.name] = f"not available: {why}"
-        elif isinstance(plan := other.plan(call), Refusal):
+        elif isinstance(plan := other.plan_of(call), Refusal):
             refusals[other.name] = f"cannot do {plan.feature}"
         elif (why := other.auto_skip_reason(call)) is not None:
             refusals[other.name] = f"only when named explicitly: {why}; {other.summary}"
@@ -321,13 +334,13 @@ def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
                 f"batch_invariant() needs kernel='native' or 'auto': got {name!r}"
             )
         by_rows = KERNELS["native"]
-        if isinstance(plan := by_rows.plan(call), Refusal):
+        if isinstance(plan := by_rows.plan_of(call), Refusal):
             raise UnsupportedError(f"batch_invariant() cannot keep the bits of {plan.feature}")
         return by_rows, plan
     if name == "auto":
         for kernel in _in_order(call):
             if kernel.auto_skip_reason(call) is None and kernel.unavailable() is None:
-                plan = kernel.plan(call)
+                plan = kernel.plan_of(call)
                 if not isinstance(plan, Refusal):
                     return kernel, plan
         raise UnsupportedError("no kernel can do this call")
@@ -336,11 +349,11 @@ def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
         raise ValueError(f"kernel must be 'auto' or one of {', '.join(KERNELS)}: got {name!r}")
     if (why := named.unavailable()) is not None:
         raise UnsupportedError(f"kernel {name!r} is not available: {why}")
-    if isinstance(plan := named.plan(call), Refusal):
+    if isinstance(plan := named.plan_of(call), Refusal):
         able = [
             other.name
             for other in KERNELS.values()
-            if other.unavailable() is None and not isinstance(other.plan(call), Refusal)
+            if other.unavailable() is None and not isinstance(other.plan_of(call), Refusal)
         ]
         raise UnsupportedError(f"kernel {name!r} cannot do {plan.feature}; can: {', '.join(able)}")
     return named, plan
@@ -366,4 +379,6 @@ def _describe(call: Call, mask: Mask | None) -> str:
         words.append(f"dropout_p {spec.dropout_p}")
     if spec.sinks is not None:
         words.append("sinks")
+    if spec.normalizer is not None:
+        words.append(f"normalizer {spec.normalizer!r}")
     return "; ".join(words)

@@ -12,6 +12,7 @@ class ReferenceKernel(Kernel[None]):
     name = "reference"
     summary = "the formula itself; holds the whole T×S matrix"
     needs_contiguous_kv = True
+    takes_normalizers = True
 
     def plan(self, call: Call) -> Refusal | None:
         if call.spec.deterministic and call.requires_grad:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from polyhead.kernels.base import Kernel
+from polyhead.kernels.whole_rows import attend_by_rows
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State, Tokens, Visibility
 from polyhead.semantics.call import Specification
 from polyhead.semantics.scores import (
@@ -63,6 +64,7 @@ queries: decoding allocates less than 1 MiB besides its output."""
 class TiledKernel(Kernel[None]):
     name = "tiled"
     summary = "online softmax over tiles in pure PyTorch; every feature, O(T) memory, any device"
+    takes_normalizers = True
 
     def plan(self, call: Call) -> None:
         return None
@@ -72,6 +74,8 @@ class TiledKernel(Kernel[None]):
             return self._run(call)
 
     def _run(self, call: Call) -> State:
+        if call.spec.normalizer is not None:
+            return State(attend_by_rows(call, SCORES_PER_TILE), None)
         traced = not torch.compiler.is_compiling() and torch._C._is_tracing()
         if not call.requires_grad or is_transformed() or traced:
             # Under vmap, nested derivatives and torch.jit.trace torch differentiates the tiles

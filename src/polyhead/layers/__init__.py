@@ -12,6 +12,7 @@ from polyhead.config import (
     CompressedAttentionConfig,
     ConvolutionalAttentionConfig,
     ConvolvedHeadsConfig,
+    CoPEAttentionConfig,
     CrossLayerAttentionConfig,
     CyclesConfig,
     DenseAndExpertsConfig,
@@ -50,7 +51,9 @@ from polyhead.config import (
     MergedAttentionConfig,
     MixedConnectionsConfig,
     MixtureConfig,
+    MultiTokenAttentionConfig,
     NativeSparseAttentionConfig,
+    NormalizerAttentionConfig,
     NormConfig,
     NormGateConfig,
     OffByOneAttentionConfig,
@@ -67,6 +70,7 @@ from polyhead.config import (
     SparseLatentAttentionConfig,
     SubNormAttentionConfig,
     SubNormFeedForwardConfig,
+    TalkingHeadsAttentionConfig,
     TensorProductAttentionConfig,
     TokenMixtureConfig,
     ValueResidualAttentionConfig,
@@ -76,6 +80,7 @@ from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.block_sums_attention import BlockSumsAttention
 from polyhead.layers.bottleneck_attention import BottleneckAttention
 from polyhead.layers.compressed_attention import CompressedAttention
+from polyhead.layers.contextual_positions_attention import CoPEAttention
 from polyhead.layers.convolutional_attention import ConvolutionalAttention
 from polyhead.layers.convolved_heads_attention import ConvolvedHeads
 from polyhead.layers.cross_layer_attention import CrossLayerAttention
@@ -112,7 +117,9 @@ from polyhead.layers.lsh_attention import LshAttention
 from polyhead.layers.mamba import Mamba
 from polyhead.layers.mamba2 import Mamba2
 from polyhead.layers.merged_attention import MergedAttention
+from polyhead.layers.multi_token_attention import MultiTokenAttention
 from polyhead.layers.native_sparse_attention import NativeSparseAttention
+from polyhead.layers.normalizer_attention import NormalizerAttention
 from polyhead.layers.norms import LayerNorm, RMSNorm, build_norm
 from polyhead.layers.off_by_one_attention import OffByOneAttention
 from polyhead.layers.positions import LearnedPositions, RoPE, SinusoidalPositions
@@ -127,6 +134,7 @@ from polyhead.layers.shared_block import SharedBlock
 from polyhead.layers.short_convolution import ShortConvolution
 from polyhead.layers.sparse_latent_attention import LightningIndexer, SparseLatentAttention
 from polyhead.layers.sub_norm import SubNormAttention, SubNormFeedForward
+from polyhead.layers.talking_heads_attention import TalkingHeadsAttention
 from polyhead.layers.tensor_product_attention import TensorProductAttention
 from polyhead.layers.token_experts import TokenExperts
 from polyhead.layers.transformer_layer import TransformerLayer
@@ -141,6 +149,8 @@ __all__ = [
     "BlockSumsAttentionConfig",
     "BottleneckAttention",
     "BottleneckAttentionConfig",
+    "CoPEAttention",
+    "CoPEAttentionConfig",
     "CompressedAttention",
     "CompressedAttentionConfig",
     "ConvolutionalAttention",
@@ -226,10 +236,14 @@ __all__ = [
     "MixtureConfig",
     "MultiHeadAttention",
     "MultiHeadLatentAttention",
+    "MultiTokenAttention",
+    "MultiTokenAttentionConfig",
     "NativeSparseAttention",
     "NativeSparseAttentionConfig",
     "NormConfig",
     "NormGateConfig",
+    "NormalizerAttention",
+    "NormalizerAttentionConfig",
     "OffByOneAttention",
     "OffByOneAttentionConfig",
     "QKNormConfig",
@@ -259,6 +273,8 @@ __all__ = [
     "SubNormAttentionConfig",
     "SubNormFeedForward",
     "SubNormFeedForwardConfig",
+    "TalkingHeadsAttention",
+    "TalkingHeadsAttentionConfig",
     "TensorProductAttention",
     "TensorProductAttentionConfig",
     "TokenExperts",

@@ -35,6 +35,7 @@ from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.semantics import Bias, Causal, Chunk, DenseSource, KeyValueSource, Mask, Window
 from polyhead.semantics.argument_hints import other_names, refuse
+from polyhead.semantics.arguments import AttentionOptions
 
 Context = Tensor | tuple[Tensor, Tensor]
 
@@ -257,20 +258,23 @@ class MultiHeadAttention(HeadProjections):
             if bias is not None:
                 raise ValueError("this layer has a bias of its own (alibi): got another")
             bias = self._alibi
-        heads = self._attend(
-            q,
-            source,
-            mask=mask,
-            bias=bias,
-            scale=self.scale,
-            softcap=self.softcap,
-            sinks=self._parameters["sinks"],
-            q_positions=positions,
-            dropout_p=self.dropout if self.training else 0.0,
-            kernel=kernel,
-        )
+        options: AttentionOptions = {
+            "mask": mask,
+            "bias": bias,
+            "scale": self.scale,
+            "softcap": self.softcap,
+            "sinks": self._parameters["sinks"],
+            "q_positions": positions,
+            "dropout_p": self.dropout if self.training else 0.0,
+            "kernel": kernel,
+        }
+        heads = self._attend(q, source, **self._with_own(q, options))
         heads = self._edited(self._finished(x, heads))  # those before need not outlive this line
         return self._output(x, heads)
+
+    def _with_own(self, q: Tensor, options: AttentionOptions) -> AttentionOptions:
+        """The options of ``attention``, to which other layouts add here."""
+        return options
 
     def _output(self, x: Tensor, heads: Tensor) -> Tensor:
         """``[B, T, E]`` what the output projection makes of the heads' outputs ``[B, H, T, V]``."""

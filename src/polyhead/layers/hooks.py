@@ -18,6 +18,7 @@ from polyhead.layers.fixed import Fixed
 from polyhead.layers.record import AttentionHook, AttentionRecord, HeadEdit, HookHandle, hooks_here
 from polyhead.semantics import KeyValueSource, Specification
 from polyhead.semantics.arguments import AttentionOptions, query_tokens, with_source_mask
+from polyhead.semantics.scores import accumulation_dtype
 
 _DEFAULTS: AttentionOptions = {
     "mask": None,
@@ -120,11 +121,14 @@ def attention_with_hooks(
         dropout_p: As in ``attention``.
         kernel: As in ``attention``.
         meaning: ``mask``, ``bias``, ``scale``, ``softcap``, ``sinks`` and ``q_positions`` as in
-            ``attention``, all of them.
+            ``attention``, all of them, and ``normalizer`` where there is one.
     """
     call: Callable[..., Any] = partial(attention, q, source, **meaning)
     out: Tensor
-    if torch.is_grad_enabled():
+    if meaning.get("normalizer") is not None:
+        out = call(dropout_p=dropout_p, kernel=kernel)
+        lse = out.new_full(out.shape[:-1], torch.nan, dtype=accumulation_dtype(out.dtype))
+    elif torch.is_grad_enabled():
         out = call(dropout_p=dropout_p, kernel=kernel)
         with torch.no_grad():
             _, lse = call(return_lse=True)

@@ -9,7 +9,7 @@ Shape letters: H query heads.
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,7 +17,6 @@ from torch import Tensor
 from polyhead.config import AttentionConfig, OffByOneAttentionConfig
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.registry import register_builder
-from polyhead.semantics import KeyValueSource
 from polyhead.semantics.arguments import AttentionOptions
 
 
@@ -26,11 +25,9 @@ class OffByOneAttention(MultiHeadAttention):
 
     config_class: ClassVar[type[AttentionConfig]] = OffByOneAttentionConfig
 
-    def _attend(
-        self, q: Tensor, source: KeyValueSource, **options: Unpack[AttentionOptions]
-    ) -> Tensor:
+    def _with_own(self, q: Tensor, options: AttentionOptions) -> AttentionOptions:
         options["sinks"] = q.new_zeros(self.num_heads, dtype=torch.float32)
-        return super()._attend(q, source, **options)
+        return options
 
 
 register_builder(OffByOneAttentionConfig, OffByOneAttention.from_config)

@@ -9,7 +9,7 @@ from typing import Generic, Self, TypeVar
 from torch import Tensor, nn
 
 from polyhead.layers.scope import Scope
-from polyhead.semantics import Bias, Mask, Tokens
+from polyhead.semantics import Bias, Mask, Normalizer, Tokens
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,7 +33,9 @@ class AttentionRecord:
         q_tokens: Positions and places of the T queries.
         kv_tokens: Positions and places of the S keys.
         out: ``[B, H, T, V]`` the heads' outputs, before ``o_proj``.
-        lse: ``[B, H, T]`` natural-log log-sum-exp of each row, sinks included.
+        lse: ``[B, H, T]`` natural-log log-sum-exp of each row, sinks included; NaN with a
+            normalizer, whose weights it does not tell.
+        normalizer: What took the softmax's place, or None.
     """
 
     layer: nn.Module
@@ -49,6 +51,7 @@ class AttentionRecord:
     kv_tokens: Tokens
     out: Tensor
     lse: Tensor
+    normalizer: Normalizer | None = None
 
 
 AttentionHook = Callable[[AttentionRecord], None]

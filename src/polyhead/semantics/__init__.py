@@ -1,7 +1,7 @@
 """What attention means: masks, biases, the specification, key/value sources, the reference.
 
 Read in this order: ``tokens``, ``masks``, ``biases``, ``sources``, ``call``, ``scores``,
-``reference``, ``state``, ``weights``.
+``normalizers``, ``reference``, ``state``, ``weights``.
 """
 
 from polyhead.semantics.biases import (
@@ -31,6 +31,16 @@ from polyhead.semantics.masks import (
     Visibility,
     Window,
 )
+from polyhead.semantics.normalizers import (
+    CoPE,
+    Entmax,
+    MultiToken,
+    Normalizer,
+    Sigmoid,
+    Softpick,
+    StickBreaking,
+    TalkingHeads,
+)
 from polyhead.semantics.soft_prompt_bias import SoftPromptBias
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 from polyhead.semantics.state import State, add_sinks, merge_states
@@ -45,21 +55,29 @@ __all__ = [
     "Causal",
     "Chosen",
     "Chunk",
+    "CoPE",
     "DenseSource",
     "Documents",
     "Drop",
+    "Entmax",
     "Keep",
     "KeyLengths",
     "KeyValueSource",
     "Mask",
+    "MultiToken",
+    "Normalizer",
     "Prefix",
     "RelativeBias",
     "RelativeContentBias",
     "RoundedALiBi",
+    "Sigmoid",
     "SoftPromptBias",
+    "Softpick",
     "Span",
     "Specification",
     "State",
+    "StickBreaking",
+    "TalkingHeads",
     "TensorBias",
     "Tokens",
     "Visibility",

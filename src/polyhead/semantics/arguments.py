@@ -13,6 +13,7 @@ from polyhead.semantics.biases import Bias, TensorBias
 from polyhead.semantics.call import Call, Specification, simplify_mask
 from polyhead.semantics.masks import Mask, bare_tensor_message
 from polyhead.semantics.masks.algebra import called
+from polyhead.semantics.normalizer import Normalizer
 from polyhead.semantics.scores import autocast_enabled
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 from polyhead.semantics.tokens import Tokens, is_of
@@ -30,6 +31,7 @@ class AttentionOptions(TypedDict, total=False):
     kv_positions: Tensor | None
     dropout_p: float
     generator: torch.Generator | None
+    normalizer: Normalizer | None
     kernel: str
 
 
@@ -47,6 +49,7 @@ def call_of(
     seed: Tensor | None,
     dropout_p: float,
     return_lse: bool,
+    normalizer: Normalizer | None = None,
 ) -> Call:
     """Checks every argument and puts them into a call."""
     if not isinstance(q, Tensor):
@@ -84,6 +87,8 @@ def call_of(
             raise ValueError(f"sinks must be on the device of q, {q.device}: got {sinks.device}")
     if return_lse is not False:
         check_bool("return_lse", return_lse)
+    if normalizer is not None:
+        _check_normalizer(normalizer, q, sinks, return_lse)
     mask = with_source_mask(mask, source)
     positional = mask is not source.mask or bias is not None
     if source.mask is not None and q_positions is None and positional:
@@ -95,17 +100,31 @@ def call_of(
     mask, visibility = simplify_mask(mask, q_tokens, source.tokens)
     spec = Specification(
         scale, mask, bias, softcap, sinks, dropout_p, seed,
-        torch.are_deterministic_algorithms_enabled(),
+        torch.are_deterministic_algorithms_enabled(), None, normalizer,
     )  # fmt: skip
     requires_grad = torch.is_grad_enabled() and (
         q.requires_grad
         or source.requires_grad
         or (bias is not None and any(x.requires_grad for x in bias.tensors))
         or (sinks is not None and sinks.requires_grad)
+        or (normalizer is not None and any(x.requires_grad for x in normalizer.tensors))
     )
     return Call(
         q, source, spec, q_tokens, return_lse or sinks is not None, visibility, requires_grad
     )
+
+
+def _check_normalizer(
+    normalizer: Normalizer, q: Tensor, sinks: Tensor | None, return_lse: bool
+) -> None:
+    if not isinstance(normalizer, Normalizer):
+        said = "normalizer must be a Normalizer or None (the softmax)"
+        raise TypeError(f"{said}: got {_named(normalizer)}")
+    if sinks is not None:
+        raise ValueError(f"sinks join the softmax's denominator: got them with {normalizer!r}")
+    if return_lse:
+        raise ValueError(f"a log-sum-exp is the softmax's: got return_lse=True with {normalizer!r}")
+    normalizer.check(*q.shape[:3])
 
 
 def _no_mask(mask: object) -> str:

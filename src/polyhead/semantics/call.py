@@ -13,6 +13,7 @@ from torch import Tensor
 
 from polyhead.semantics.biases import Bias
 from polyhead.semantics.masks import Mask, Visibility
+from polyhead.semantics.normalizer import Normalizer
 from polyhead.semantics.sources import DenseSource, KeyValueSource
 from polyhead.semantics.tokens import Tokens
 
@@ -34,6 +35,7 @@ class Specification:
         deterministic: Whether gradients must be bit-identical from run to run.
         heads: Which query heads these are of how many, where others are computed elsewhere: the
             number of the first, and of all. Dropout's hash counts all of them.
+        normalizer: How scores become weights; None: by the softmax.
     """
 
     scale: float
@@ -45,6 +47,7 @@ class Specification:
     seed: Tensor | None = None
     deterministic: bool = False
     heads: tuple[int, int] | None = None
+    normalizer: Normalizer | None = None
 
     def of_heads(self, heads: Sequence[int]) -> Specification:
         """The specification for some query heads alone."""
@@ -53,6 +56,7 @@ class Specification:
             mask=None if self.mask is None else self.mask.of_heads(heads),
             bias=None if self.bias is None else self.bias.of_heads(heads),
             sinks=None if self.sinks is None else self.sinks[list(heads)],
+            normalizer=None if self.normalizer is None else self.normalizer.of_heads(heads),
         )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from polyhead.semantics.call import Call
+from polyhead.semantics.normalizer import normalized
 from polyhead.semantics.scores import (
     accumulation_dtype,
     fold,
@@ -26,7 +27,10 @@ from polyhead.semantics.state import State
 
 
 def attend(call: Call) -> State:
-    """Computes ``out [B, H, T, V]`` in q's dtype and ``lse [B, H, T]``; differentiable."""
+    """Computes ``out [B, H, T, V]`` in q's dtype and ``lse [B, H, T]``; differentiable.
+
+    A normalizer takes the softmax's place; then lse is None.
+    """
     q, spec = call.q, call.spec
     k, v = call.source.gather()
     precise = accumulation_dtype(q.dtype)
@@ -40,14 +44,21 @@ def attend(call: Call) -> State:
         q_scaled = q_scaled.where(seen.any(dim=-1, keepdim=True), 0.0)
 
     scores, _, visible = tile_scores(q_scaled, k, spec, call.q_tokens, call.source.tokens)
-    weights, lse = softmax(scores)
+    lse: Tensor | None
+    if spec.normalizer is None:
+        weights, lse = softmax(scores)
+    else:
+        weights, lse = normalized(spec.normalizer, scores, call.q_tokens, call.source.tokens), None
     if spec.dropout_p:
         kept = keep_weights(spec, weights.shape, call.q_tokens, call.source.tokens)
         weights = (weights / (1.0 - spec.dropout_p)).masked_fill(~kept, 0.0)
     out = unfold(fold(weights, k.shape[1]) @ v, q.shape[1])
 
     if bad is not None:
-        out = out.masked_fill(sees_nonfinite(visible, bad, q.shape[1])[..., None], torch.nan)
+        spoilt = sees_nonfinite(visible, bad, q.shape[1])
+        if spec.normalizer is not None and spec.normalizer.mixes_heads:
+            spoilt = spoilt.any(dim=1, keepdim=True)
+        out = out.masked_fill(spoilt[..., None], torch.nan)
     return State(out.to(q.dtype), lse)
 
 

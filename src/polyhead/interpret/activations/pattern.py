@@ -21,6 +21,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.interpret.kept import own, weights_of
 from polyhead.semantics import Call, DenseSource, KeyValueSource
 from polyhead.semantics.arguments import call_of
+from polyhead.semantics.normalizer import normalized
 from polyhead.semantics.scores import (
     accumulation_dtype,
     fold,
@@ -84,7 +85,10 @@ class Pattern:
         Args:
             scores: In the place of its own.
         """
-        return weights_of(self.scores() if scores is None else scores, self.call.spec.sinks)
+        scores, call = self.scores() if scores is None else scores, self.call
+        if call.spec.normalizer is not None:
+            return normalized(call.spec.normalizer, scores, call.q_tokens, call.source.tokens)
+        return weights_of(scores, call.spec.sinks)
 
     def out(self, weights: Tensor) -> Tensor:
         """``[B, H, T, V]`` in the dtype of the queries."""
