@@ -260,6 +260,7 @@ def test_weights_are_dropped_and_scores_capped_as_for_the_softmax() -> None:
     assert not torch.allclose(both[0], ph.attention(q, k, ones, normalizer=ph.Softpick()))
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("kernel", ["native", "sdpa", "flex", "triton"])
 def test_other_kernels_refuse_normalizers_by_name(kernel: str) -> None:
     q, k, v = (x.detach().float() for x in _inputs())
