@@ -12,7 +12,7 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead import native
-from polyhead.caches import LayerCache
+from polyhead.caches import H2O, EvictingCache, LayerCache
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
@@ -410,6 +410,9 @@ def test_options_that_do_not_go_are_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             replace(config, **changed)
+    said = r"the softmax's weights: got Sigmoid\(bias=-1.5\)"
+    with torch.no_grad(), pytest.raises(UnsupportedError, match=said):
+        build_attention(E, sigmoid)(x, mask=ph.Causal(), cache=EvictingCache(H2O(2)))
     sparse = build_attention(E, replace(sigmoid, normalizer="entmax", alpha=2.0))
     assert repr(sparse._normalizer) == "Entmax(alpha=2.0)"
     with pytest.raises(UnsupportedError, match="multi-token attention takes no bias beside"):

@@ -125,7 +125,11 @@ def attention_with_hooks(
     """
     call: Callable[..., Any] = partial(attention, q, source, **meaning)
     out: Tensor
-    if meaning.get("normalizer") is not None:
+    if (normalizer := meaning.get("normalizer")) is not None:
+        if source.observer is not None:
+            raise UnsupportedError(
+                f"a cache that evicts keys reads the softmax's weights: got {normalizer!r}"
+            )
         out = call(dropout_p=dropout_p, kernel=kernel)
         lse = out.new_full(out.shape[:-1], torch.nan, dtype=accumulation_dtype(out.dtype))
     elif torch.is_grad_enabled():
