@@ -17,15 +17,21 @@ from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
     FeedForwardConfig,
+    HeadLayout,
+    LatentAttentionConfig,
     LayerConfig,
+    NormConfig,
     TransformerConfig,
 )
 from polyhead.conversion import convert
 from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.interpret.activations.lens import run_with_cache
 from polyhead.interpret.pruning import prune
 from polyhead.layers import (
     CoPEAttentionConfig,
+    FactorizedAttentionConfig,
     ForgettingAttentionConfig,
+    GroupedTiedAttentionConfig,
     MultiTokenAttentionConfig,
     NormalizerAttentionConfig,
     OffByOneAttentionConfig,
@@ -45,7 +51,7 @@ NETWORK = FeedForwardConfig(32)
 SIZES: dict[str, Any] = {"num_heads": 4, "num_kv_heads": 2, "head_dim": D}
 ROPE = {"rope": RopeConfig(50.0)}
 PLAIN: dict[str, Any] = {"window": 5, "qk_norm": QKNormConfig(), "scale": 0.7}
-KINDS: dict[str, tuple[AttentionConfig | TensorProductAttentionConfig, ...]] = {
+KINDS: dict[str, tuple[HeadLayout, ...]] = {
     "scalable-softmax": (
         ScalableSoftmaxAttentionConfig(**SIZES, **ROPE),
         ScalableSoftmaxAttentionConfig(**SIZES, window=5, qk_norm=QKNormConfig(), scale=0.7),
@@ -91,6 +97,28 @@ KINDS: dict[str, tuple[AttentionConfig | TensorProductAttentionConfig, ...]] = {
         TensorProductAttentionConfig(4, D, **ROPE),
         TensorProductAttentionConfig(4, D, 3, 1, 2, bias=True, window=5, scale=0.7),
     ),
+    "GTA": (
+        GroupedTiedAttentionConfig(4, 2, 8, **ROPE),
+        GroupedTiedAttentionConfig(4, 1, D, window=5, scale=0.7, sinks=True, qkv_bias=True),
+    ),
+    "MFA": (
+        FactorizedAttentionConfig(4, 1, 8, q_rank=10, **ROPE),
+        FactorizedAttentionConfig(
+            4,
+            2,
+            D,
+            q_rank=5,
+            q_rank_norm=NormConfig(eps=1e-3),
+            qkv_bias=True,
+            qk_norm=QKNormConfig(),
+            window=5,
+            scale=0.7,
+        ),
+    ),
+    "GLA": (
+        LatentAttentionConfig(4, 12, 6, 4, 5, latent_heads=2, **ROPE),
+        LatentAttentionConfig(4, 12, 3, 6, 5, 7, window=5, scale=0.7, latent_heads=4, norm=None),
+    ),
 }
 ON_CONTEXT = ("scalable-softmax", "off-by-one")
 """Kinds that ranks may divide by tokens."""
@@ -98,6 +126,8 @@ NORMALIZED = ("sigmoid", "softpick", "stick-breaking", "CoPE", "talking-heads", 
 """Kinds that are no softmax."""
 TILED = ("forgetting", *NORMALIZED)
 """Kinds whose scores or weights native code does not know."""
+NO_HEADS = ("TPA", "GTA", "MFA")
+"""Kinds whose projections of queries or keys are no heads side by side."""
 each_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -115,14 +145,55 @@ def ids(batch: int = 2, count: int = T) -> Tensor:
 
 
 def queries_and_keys(layer: Any, x: Tensor) -> list[Tensor]:
-    """``[B, H, T, D]`` each, before rotation."""
+    """``[B, H, T, D]`` each."""
     c = layer.config
     if isinstance(c, TensorProductAttentionConfig):
-        return [outer_products(c, proj(x)) for proj in (layer.q_proj, layer.k_proj)]
-    q, k = (proj(x).unflatten(-1, (-1, c.head_dim)) for proj in (layer.q_proj, layer.k_proj))
+        made = [outer_products(c, proj(x)) for proj in (layer.q_proj, layer.k_proj)]
+        return [rotated(layer, each) for each in made]
+    if isinstance(c, GroupedTiedAttentionConfig):
+        q = layer.q_proj(x).unflatten(-1, (4, -1)).transpose(1, 2).chunk(2, dim=-1)
+        states = values_of(layer, x, []).repeat_interleave(4 // c.num_kv_heads, dim=1)
+        shared = rotated(layer, layer.k_proj(x)[:, None]).expand(-1, 4, -1, -1)
+        halves = (q[0], rotated(layer, q[1])), (states.chunk(2, dim=-1)[0], shared)
+        return [torch.cat(each, dim=-1) for each in halves]
+    if isinstance(c, LatentAttentionConfig):
+        first = x if c.q_lora_rank is None else layer.q_a_norm(layer.q_a_proj(x))
+        project = layer.q_proj if c.q_lora_rank is None else layer.q_b_proj
+        q = project(first).unflatten(-1, (4, -1)).transpose(1, 2)
+        n, p = q.split([c.qk_nope_head_dim, c.qk_rope_head_dim], dim=-1)
+        r = layer.kv_a_proj_with_mqa(x)[:, None, :, 12:]
+        k = ups_of_latents(layer, x)[..., : c.qk_nope_head_dim]
+        pairs = (n, rotated(layer, p)), (k, rotated(layer, r).expand(-1, 4, -1, -1))
+        return [torch.cat(each, dim=-1) for each in pairs]
+    q, k = layer.q_proj(x), layer.k_proj(x).unflatten(-1, (-1, c.head_dim))
+    if isinstance(c, FactorizedAttentionConfig):
+        if c.q_rank_norm is not None:
+            mean = q.square().mean(-1, keepdim=True)
+            q = q / (mean + c.q_rank_norm.eps).sqrt() * layer.q_a_norm.weight
+        q = q @ layer.q_b_proj.weight.mT
+    q = q.unflatten(-1, (-1, c.head_dim))
     if c.qk_norm is not None:
         q, k = layer.q_norm(q), layer.k_norm(k)
-    return [q.transpose(1, 2), k.transpose(1, 2).repeat_interleave(2, dim=1)]
+    k = k.transpose(1, 2).repeat_interleave(4 // c.num_kv_heads, dim=1)
+    return [rotated(layer, each) for each in (q.transpose(1, 2), k)]
+
+
+def ups_of_latents(layer: Any, x: Tensor) -> Tensor:
+    """``[B, H, T, N + V]`` of the latent head of each query head."""
+    c, latent = layer.config, layer.kv_a_proj_with_mqa(x)[..., :12]
+    made = []
+    for head, up in enumerate(layer.kv_b_proj.weight.chunk(4)):
+        of = head // (4 // c.latent_heads)
+        part = latent.chunk(c.latent_heads, dim=-1)[of]
+        if c.norm is not None:
+            mean = part.square().mean(-1, keepdim=True)
+            part = part / (mean + c.norm.eps).sqrt() * layer.kv_a_norm.weight[of]
+        made.append(part @ up.mT)
+    return torch.stack(made, dim=1)
+
+
+def rotated(layer: Any, x: Tensor) -> Tensor:
+    return x if layer.rope is None else layer.rope.apply(x)
 
 
 def outer_products(c: TensorProductAttentionConfig, vectors: Tensor) -> Tensor:
@@ -136,9 +207,7 @@ def weights_of(layer: Any, x: Tensor) -> Tensor:
     """``[B, H, T, T]`` by the formulas, from the parameters."""
     c, n = layer.config, x.shape[1]
     q, k = queries_and_keys(layer, x)
-    if layer.rope is not None:
-        q, k = layer.rope.apply(q), layer.rope.apply(k)
-    scores = q @ k.mT * (c.head_dim**-0.5 if c.scale is None else c.scale)
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if c.scale is None else c.scale)
     at = torch.arange(n, dtype=x.dtype)
     back = at[:, None] - at
     seen = (back >= 0) & (back < (c.window or n))
@@ -196,7 +265,9 @@ def values_of(layer: Any, x: Tensor, before: list[Tensor]) -> Tensor:
     """``[B, G, T, D]``; those of the layers before are given."""
     if isinstance(layer.config, TensorProductAttentionConfig):
         return outer_products(layer.config, layer.v_proj(x))
-    v = layer.v_proj(x).unflatten(-1, (-1, D)).transpose(1, 2)
+    if isinstance(layer.config, LatentAttentionConfig):
+        return ups_of_latents(layer, x)[..., layer.config.qk_nope_head_dim :]
+    v = layer.v_proj(x).unflatten(-1, (-1, layer.config.value_dim)).transpose(1, 2)
     of = getattr(layer.config, "values_of", None)
     return v if of is None else layer.mix[0] * before[of] + layer.mix[1] * v
 
@@ -260,9 +331,10 @@ def test_chunks_through_caches_equal_one_pass(kind: str, cache_kind: Any, tmp_pa
 
 @torch.no_grad()
 @pytest.mark.skipif(native.code() is None, reason="needs native code")
-def test_rows_of_outer_products_have_the_bits_that_they_have_alone() -> None:
+@pytest.mark.parametrize("kind", ["TPA", "GTA", "GLA"])
+def test_keys_made_in_each_call_have_the_bits_that_rows_have_alone(kind: str) -> None:
     """In a window too, whose keys lie in a ring."""
-    made, tokens, lengths = model("TPA").float(), ids(3), [16, 13, 10]
+    made, tokens, lengths = model(kind).float(), ids(3), [16, 13, 10]
     with ph.batch_invariant():
         cache = made.new_cache(spare=8)
         made(tokens[:, :-1], cache=cache)
@@ -313,6 +385,8 @@ def test_the_probe_shows_the_weights_of_the_formula(kind: str) -> None:
     torch.testing.assert_close(logits, wanted)
     for i, each in enumerate(weights):
         torch.testing.assert_close(seen[i].rows(), each)
+    _, cache = run_with_cache(made, tokens)
+    assert ("blocks.0.attn.hook_q" in cache) == (kind not in NO_HEADS)
 
 
 @each_kind
@@ -394,6 +468,24 @@ def test_options_that_do_not_go_are_refused_by_name() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             replace(products, **changed)
+    tied = KINDS["GTA"][0]
+    assert tied.token_elements == 2 * 8 + 4
+    for changed, message in (
+        ({"head_dim": 6}, "head_dim must be a multiple of 4, since half of a key is shared and"),
+        ({"head_dim": 7, "rope": None}, "multiple of 2, since half of a key is shared: got 7"),
+        ({"rope": RopeConfig(dim=6)}, "rope dim must be at most half of head_dim=8: got 6"),
+        ({"hands_on_keys": True}, "tied keys and values go without .*: got hands_on_keys=True"),
+        ({"qk_norm": QKNormConfig()}, "go without v_head_dim, qk_norm, .*: got qk_norm=QKNorm"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            replace(tied, **changed)
+    with pytest.raises(ValueError, match="grouped-tied attention is self-attention: got a context"):
+        build_attention(E, tied)(x, x)
+    factorized = KINDS["MFA"][0]
+    with pytest.raises(ConfigError, match="q_rank must be a whole number of at least 1: got 0"):
+        replace(factorized, q_rank=0)
+    crossed = build_attention(E, replace(factorized, rope=None))
+    torch.testing.assert_close(crossed(x, x), crossed(x))
     layer = build_attention(E, products)
     with pytest.raises(ValueError, match=r"x must be \[B, T, 24\]: got \[3, 24\]"):
         layer(x[0])

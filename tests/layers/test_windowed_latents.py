@@ -1,5 +1,5 @@
-"""Latents with windows, with a norm over the rotary key and without one, with queries that grow;
-gates of whole heads.
+"""Latents with windows, with a norm over the rotary key and without one, with queries that grow,
+in several heads; gates of whole heads.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from torch import Tensor
 from whole_models import check_decoding
 
 import polyhead as ph
+from polyhead.checkpoints import Checkpoint, save_checkpoint
 from polyhead.config import (
     FeedForwardConfig,
     GatedLatentAttentionConfig,
@@ -24,14 +25,17 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.config.attention import QueryTemperatureConfig
-from polyhead.errors import ConfigError
+from polyhead.conversion import convert
+from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers import MultiHeadLatentAttention, SparseLatentAttention
 from polyhead.models import Transformer
+from polyhead.parallel.classes import check_classes
 
 E, CAUSAL = 32, ph.Causal()
 PLAIN = LatentAttentionConfig(4, 16, 8, 4, 6, q_lora_rank=24)
 NORMED = dataclasses.replace(PLAIN, window=7, rope_norm=True)
 GROWING = dataclasses.replace(PLAIN, query_temperature=QueryTemperatureConfig(0.5, 4))
+GROUPED = dataclasses.replace(PLAIN, latent_heads=2)
 NOPE = dataclasses.replace(PLAIN, qk_rope_head_dim=0, rope=None)
 BOTH = pytest.mark.parametrize("computation", ["absorbed", "expanded"])
 
@@ -106,15 +110,77 @@ def gated(config: LatentAttentionConfig) -> GatedLatentAttentionConfig:
 @pytest.mark.parametrize(
     ("config", "kind"),
     # A plan keeps windows in rings, whatever the pages of other layers.
-    [(NORMED, "auto"), (gated(NORMED), "auto"), (NOPE, "auto"), (NOPE, "paged"), (GROWING, "auto")],
-    ids=["plain", "gated", "no rotary key", "no rotary key, in pages", "temperature"],
+    [
+        (NORMED, "auto"),
+        (gated(NORMED), "auto"),
+        (NOPE, "auto"),
+        (NOPE, "paged"),
+        (GROWING, "auto"),
+        (GROUPED, "auto"),
+        (gated(dataclasses.replace(NORMED, latent_heads=4)), "auto"),
+    ],
+    ids=[
+        "plain",
+        "gated",
+        "no rotary key",
+        "no rotary key, in pages",
+        "temperature",
+        "latent heads",
+        "latent heads, gated, in a window",
+    ],
 )
 def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(config, kind, tmp_path):
     mine = model(config)
     cache = check_decoding(mine, kind, tmp_path)
-    unknown = dict.fromkeys((NORMED, GROWING), "native code does not compute")
+    unknown = dict.fromkeys((NORMED, GROWING, GROUPED), "native code does not compute")
     why = unknown | {NOPE: "its keys have no rotary part"}
     assert why.get(config, "modules") in mine.decode_plan(cache).explain()
+
+
+@torch.no_grad()
+@BOTH
+@pytest.mark.parametrize("change", [lambda config: config, gated], ids=["plain", "gated"])
+def test_latent_heads_are_latents_with_an_up_projection_in_blocks(change, computation):
+    config = change(dataclasses.replace(NOPE, norm=None))
+    mine, plain = layer(dataclasses.replace(config, latent_heads=2)), layer(config)
+    state, x = mine.state_dict(), tokens(2, 20)
+    blocks = torch.zeros(4, 14, 16, dtype=torch.float64, device="cpu")
+    up = state["kv_b_proj.weight"].view(4, 14, 8)
+    blocks[:2, :, :8], blocks[2:, :, 8:] = up[:2], up[2:]
+    plain.load_state_dict(state | {"kv_b_proj.weight": blocks.flatten(0, 1)})
+    found = mine(x, mask=CAUSAL, computation=computation)
+    torch.testing.assert_close(found, plain(x, mask=CAUSAL, computation=computation))
+
+
+@torch.no_grad()
+@BOTH
+def test_one_latent_head_is_the_latent(computation):
+    mine, x = layer(PLAIN).float(), tokens(2, 20).float()
+    sizes = {"kv_lora_rank": 16, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6}
+    other = MultiHeadLatentAttention(E, 4, q_lora_rank=24, bias=False, latent_heads=1, **sizes)
+    other.load_state_dict(mine.state_dict())
+    assert other.config == PLAIN
+    found = other.eval()(x, mask=CAUSAL, computation=computation)
+    assert torch.equal(found, mine(x, mask=CAUSAL, computation=computation))
+
+
+def test_what_knows_one_latent_head_refuses_more_by_name(tmp_path):
+    with pytest.raises(ConfigError, match="must divide num_heads=4 and kv_lora_rank=16: got 3"):
+        dataclasses.replace(PLAIN, latent_heads=3)
+    with pytest.raises(ConfigError, match=r"latent_heads must divide num_heads=4 .*: got 8"):
+        dataclasses.replace(PLAIN, latent_heads=8)
+    with pytest.raises(ConfigError, match="one latent head's keys: got latent_heads=2"):
+        SparseLatentAttentionConfig(4, 16, 8, 4, 6, q_lora_rank=24, latent_heads=2)
+    mine = model(GROUPED)
+    for dimension in ("tensor", "context"):
+        with pytest.raises(UnsupportedError, match="with latent_heads=2 on the dimension"):
+            check_classes(mine, dimension)
+        check_classes(model(PLAIN), dimension)
+    with pytest.raises(UnsupportedError, match="layer 0 is GLA-2 4 heads"):
+        convert(mine, num_kv_heads=2)
+    checkpoint = Checkpoint(mine.config, mine, None, "here", family="deepseek_v3")
+    with pytest.raises(ConfigError, match=r"cannot say layers\[0\].attention.latent_heads=2"):
+        save_checkpoint(checkpoint, tmp_path)
 
 
 def test_a_gate_of_a_head_multiplies_all_of_its_features():

@@ -49,12 +49,14 @@ from polyhead.layers import (
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
     Experts,
+    FactorizedAttentionConfig,
     FeedForwardConfig,
     ForgettingAttentionConfig,
     GatedAttentionConfig,
     GatedDeltaNetConfig,
     GatedLatentAttentionConfig,
     GroupedAttentionConfig,
+    GroupedTiedAttentionConfig,
     HybridHeadsConfig,
     HyperConnectionsConfig,
     IdentityMixtureConfig,
@@ -167,6 +169,15 @@ LAYERS = {
         LayerConfig(replace(LATENT, q_lora_rank=96), NARROW), tokens=LONG, tiles=TILES
     ),
     "absorbed latent": Case(LayerConfig(replace(LATENT, kv_lora_rank=48), NARROW), tokens=LONG),
+    "latent heads": Case(
+        LayerConfig(replace(LATENT, kv_lora_rank=192, latent_heads=2), NARROW),
+        share=0.9,
+        tokens=LONG,
+        tiles=TILES,
+    ),
+    "absorbed latent heads": Case(
+        LayerConfig(replace(LATENT, latent_heads=2), NARROW), share=0.9, tokens=LONG
+    ),
     "gated heads": Case(LayerConfig(GatedAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)),
     "scalable softmax": Case(
         LayerConfig(ScalableSoftmaxAttentionConfig(16, 16, 64, rope=RopeConfig()), NARROW)
@@ -349,6 +360,22 @@ LAYERS = {
         tokens=LONG,
         tiles=WHOLE_ROWS,
         tiled=True,
+    ),
+    "queries of low rank": Case(
+        LayerConfig(FactorizedAttentionConfig(16, 1, 64, q_rank=256, rope=RopeConfig()), NARROW),
+        share=0.7,
+    ),
+    "queries of a normed rank": Case(
+        LayerConfig(
+            FactorizedAttentionConfig(8, 1, 64, q_rank=512, q_rank_norm=NormConfig()), NARROW
+        ),
+        share=0.7,
+    ),
+    "tied keys and values": Case(
+        LayerConfig(GroupedTiedAttentionConfig(16, 4, 64, rope=RopeConfig()), NARROW), share=0.7
+    ),
+    "tied keys and values of each head": Case(
+        LayerConfig(GroupedTiedAttentionConfig(16, 16, 64), NARROW), share=0.7
     ),
     "forget gates": Case(
         LayerConfig(ForgettingAttentionConfig(32, 32, 8), NARROW),

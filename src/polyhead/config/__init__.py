@@ -41,6 +41,7 @@ from polyhead.config.embedding import (
 from polyhead.config.engram import EngramConfig
 from polyhead.config.exclusive_attention import ExclusiveAttentionConfig
 from polyhead.config.expert_heads import ExpertHeadsAttentionConfig
+from polyhead.config.factorized import FactorizedAttentionConfig
 from polyhead.config.feed_forward import FeedForwardConfig
 from polyhead.config.forgetting import ForgettingAttentionConfig
 from polyhead.config.funnel import FunnelAttentionConfig, FunnelConfig
@@ -52,6 +53,7 @@ from polyhead.config.global_blocks import GlobalBlocksAttentionConfig
 from polyhead.config.global_prefix import GlobalPrefixAttentionConfig
 from polyhead.config.global_window import GlobalWindowAttentionConfig
 from polyhead.config.grouped import GroupedAttentionConfig, GroupedFeedForwardConfig
+from polyhead.config.grouped_tied import GroupedTiedAttentionConfig
 from polyhead.config.head import HeadTransformConfig, TaskHeadConfig
 from polyhead.config.hybrid_heads import HybridHeadsConfig
 from polyhead.config.hyper_connections import HyperConnectionsConfig, MixedConnectionsConfig
@@ -145,6 +147,7 @@ __all__ = [
     "EngramConfig",
     "ExclusiveAttentionConfig",
     "ExpertHeadsAttentionConfig",
+    "FactorizedAttentionConfig",
     "FeedForwardConfig",
     "FirstRowConfig",
     "ForgettingAttentionConfig",
@@ -160,6 +163,7 @@ __all__ = [
     "GlobalWindowAttentionConfig",
     "GroupedAttentionConfig",
     "GroupedFeedForwardConfig",
+    "GroupedTiedAttentionConfig",
     "HeadLayout",
     "HeadTransformConfig",
     "HybridHeadsConfig",

@@ -192,6 +192,11 @@ class AttentionConfig(HeadLayout, kind="heads"):
         return self.head_dim
 
     @property
+    def query_rows(self) -> int:
+        """Rows of ``q_proj``."""
+        return self.num_heads * self.head_dim
+
+    @property
     def input_vectors(self) -> int:
         """Vectors of a token that are projected, side by side."""
         return 1
@@ -264,14 +269,22 @@ class AttentionConfig(HeadLayout, kind="heads"):
             return self.chunk * (1 + self.chunks_before)
         return None if self.window is None else self.window + (self.window_ahead or 0)
 
+    def query_matrices(self, read: int) -> list[tuple[int, int, int, bool]]:
+        """What makes queries: units, rows of each, columns, and whether with a bias.
+
+        Args:
+            read: Features that they are made from.
+        """
+        made = self.output_heads
+        return [(made, self.num_heads // made * self.head_dim, read, self.qkv_bias)]
+
     def parameter_groups(
         self, embed_dim: int, context_dim: int | None = None
     ) -> Iterator[ParameterGroup]:
         E, H, G, D = embed_dim, self.num_heads, self.num_kv_heads, self.head_dim
         read = self.input_vectors * E
         C = read if context_dim is None else context_dim
-        made = self.output_heads
-        projected = [(made, H // made * D, read, self.qkv_bias)]
+        projected = self.query_matrices(read)
         if self.makes_keys:
             held = self.projected_kv  # of differential heads in pairs
             projected.append((held.num_kv_heads, held.key_dim, C, self.has_k_bias))
@@ -281,7 +294,7 @@ class AttentionConfig(HeadLayout, kind="heads"):
             yield ParameterGroup("attention", units, size * features)
             if bias:
                 yield ParameterGroup("attention", units, size, multiplied=False)
-        yield ParameterGroup("attention", made, self.value_dim * E)
+        yield ParameterGroup("attention", self.output_heads, self.value_dim * E)
         if self.out_bias:
             yield ParameterGroup("attention", 1, E, multiplied=False)
         if self.sinks:

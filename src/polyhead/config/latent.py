@@ -45,9 +45,10 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     they are projected. ``latent_scale`` is a factor of the normed latent that keys and values are
     made from. ``window``: keys behind a query that it sees, itself included; None: all.
     ``rope_norm``: the rotary key has a norm too, before it is rotated (dots3.note).
-    ``query_temperature``: queries grow with their position (Mistral 4). ``scale`` None is
-    1/√(key size), times the square of yarn's temperature where the rotary scaling has
-    ``mscale_all_dim``.
+    ``query_temperature``: queries grow with their position (Mistral 4). ``latent_heads``: equal
+    parts of the latent, each normed by itself, of which each serves as many query heads (grouped
+    latent attention, Zadouri et al. 2025, arXiv 2505.21487). ``scale`` None is 1/√(key size), times
+    the square of yarn's temperature where the rotary scaling has ``mscale_all_dim``.
 
     Raises:
         ConfigError: A size that is impossible, or a ``rope`` over other features than the rotary
@@ -67,6 +68,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     rope_norm: bool = False
     rope: RopeConfig | None = field(default_factory=RopeConfig, kw_only=True)
     query_temperature: QueryTemperatureConfig | None = field(default=None, kw_only=True)
+    latent_heads: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
         for name in (
@@ -76,6 +78,7 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
             "qk_rope_head_dim",
             "v_head_dim",
             "q_lora_rank",
+            "latent_heads",
         ):
             value = getattr(self, name)
             if value is None and name == "q_lora_rank":
@@ -106,6 +109,11 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
                 "rope_norm needs a norm and a rotary key: got "
                 f"norm={self.norm}, qk_rope_head_dim={self.qk_rope_head_dim}"
             )
+        if self.num_heads % self.latent_heads or self.kv_lora_rank % self.latent_heads:
+            raise ConfigError(
+                f"latent_heads must divide num_heads={self.num_heads} and kv_lora_rank="
+                f"{self.kv_lora_rank}: got {self.latent_heads}"
+            )
         check_share("dropout", self.dropout)
 
     @property
@@ -122,6 +130,11 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     def latent_dim(self) -> int:
         """Elements that the cache keeps per token: the latent and the shared rotary key."""
         return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def latent_head_dim(self) -> int:
+        """Features of the latent that one head's keys and values are made from."""
+        return self.kv_lora_rank // self.latent_heads
 
     @property
     def score_scale(self) -> float:
@@ -143,11 +156,16 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
 
     @property
     def layout(self) -> str:
-        return "MLA"
+        return self._kind
 
     @property
     def described(self) -> str:
-        return f"MLA {self.num_heads} heads, latent {self.kv_lora_rank} + {self.qk_rope_head_dim}"
+        latent = f"latent {self.kv_lora_rank} + {self.qk_rope_head_dim}"
+        return f"{self._kind} {self.num_heads} heads, {latent}"
+
+    @property
+    def _kind(self) -> str:
+        return "MLA" if self.latent_heads == 1 else f"GLA-{self.latent_heads}"
 
     @property
     def memories(self) -> tuple[Memory, ...]:
@@ -168,7 +186,8 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
         yield self._norm_piece(R)
         if self.rope_norm:
             yield self._norm_piece(self.qk_rope_head_dim)
-        yield ParameterGroup("attention", H, (self.qk_nope_head_dim + V) * R, as_numbers=True)
+        up = (self.qk_nope_head_dim + V) * self.latent_head_dim
+        yield ParameterGroup("attention", H, up, as_numbers=True)
         yield ParameterGroup("attention", H, V * E)
         if self.bias:
             yield ParameterGroup(
@@ -184,14 +203,13 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     ) -> ComputationCost:
         """The cost of one call; every query is counted with every key."""
         H = self.num_heads
-        up = self.kv_lora_rank * H * (self.qk_nope_head_dim + self.v_head_dim)
+        up = self.latent_head_dim * H * (self.qk_nope_head_dim + self.v_head_dim)
         pairs = batch_size * queries * keys * self._per_pair(computation)
         if computation == "expanded":
             elements = batch_size * keys * H * (self.qk_head_dim + self.v_head_dim)
             return ComputationCost(2 * (batch_size * keys * up + pairs), elements)
-        return ComputationCost(
-            2 * (batch_size * queries * up + pairs), batch_size * keys * self.latent_dim
-        )
+        read = self.kv_lora_rank + self.latent_heads * self.qk_rope_head_dim
+        return ComputationCost(2 * (batch_size * queries * up + pairs), batch_size * keys * read)
 
     def choose(self, batch_size: int, queries: int, keys: int) -> Computation:
         """The computation with fewer operations; on a tie the one that makes fewer tensors."""
@@ -201,14 +219,14 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
     @property
     def absorbed_from(self) -> int | None:
         """The fewest keys for which ``choose`` takes one query absorbed; None: never."""
-        up = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
+        up = self.latent_head_dim * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
         gained = up + self._per_pair("expanded") - self._per_pair("absorbed")
         return -(-up // gained) if gained > 0 else None
 
     def _per_pair(self, computation: Computation) -> int:
         if computation == "expanded":
             return self.num_heads * (self.qk_head_dim + self.v_head_dim)
-        return self.num_heads * (self.latent_dim + self.kv_lora_rank)
+        return self.num_heads * (2 * self.latent_head_dim + self.qk_rope_head_dim)
 
     def call_cost(self, batch_size: int, queries: int, cached: int) -> CallCost:
         way = self.choose(batch_size, queries, cached + queries)
@@ -218,12 +236,14 @@ class LatentAttentionConfig(HeadLayout, kind="latent"):
 
     def peak_activation_elements(self, embed_dim: int, call: Prefill) -> int:
         H, N = shared(self.num_heads, call.ranks), self.qk_nope_head_dim
-        R, V = self.kv_lora_rank, self.v_head_dim
-        projected = H * (self.qk_head_dim + self.qk_rope_head_dim) + self.latent_dim
+        R, V, P = self.latent_head_dim, self.v_head_dim, self.qk_rope_head_dim
+        projected = H * (self.qk_head_dim + P) + self.latent_dim
         out = 2 * H * V + embed_dim
         if self.choose(call.batch_size, call.tokens, call.tokens) == "absorbed":
             # Both products with parts of Wkv_b copy their left side into another order.
-            q = H * self.latent_dim
+            q = H * (R + P)
+            if self.latent_heads > 1:  # keys are copied
+                projected += self.kv_lora_rank + self.latent_heads * P
             return projected + max(H * R + max(H * N, q), q + max(2 * H * R + H * V, out))
         return projected + H * (N + V) + 2 * H * self.qk_head_dim + out
 

@@ -107,6 +107,10 @@ class SparseLatentAttentionConfig(LatentAttentionConfig, kind="sparse_latent"):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("gate_per", self.gate_per, ("feature", "head"))
+        if self.latent_heads > 1:
+            raise ConfigError(
+                f"queries choose of one latent head's keys: got latent_heads={self.latent_heads}"
+            )
         if self.window is not None:
             raise ConfigError(f"queries that choose have no window: got window={self.window}")
         if self.q_lora_rank is None:

@@ -95,10 +95,15 @@ def normed_latents(model: Transformer) -> Transformer:
     draft = Draft.of(model)
     for layer in draft.layers:
         config = draft.latent(layer, "a family's form")
-        if config.q_bias or config.latent_scale != 1.0 or config.query_temperature is not None:
+        if (
+            config.q_bias
+            or config.latent_scale != 1.0
+            or config.query_temperature is not None
+            or config.latent_heads > 1
+        ):
             raise ConfigError(
-                "queries of latent attention have a bias or a temperature, or latents a factor: no "
-                "family supports that"
+                "queries of latent attention have a bias or a temperature, or latents a factor or "
+                "heads: no family supports that"
             )
         R = config.kv_lora_rank
         for leaf in ("weight", "bias"):

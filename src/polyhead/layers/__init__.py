@@ -24,6 +24,7 @@ from polyhead.config import (
     EngramConfig,
     ExclusiveAttentionConfig,
     ExpertHeadsAttentionConfig,
+    FactorizedAttentionConfig,
     FeedForwardConfig,
     ForgettingAttentionConfig,
     FunnelAttentionConfig,
@@ -36,6 +37,7 @@ from polyhead.config import (
     GlobalWindowAttentionConfig,
     GroupedAttentionConfig,
     GroupedFeedForwardConfig,
+    GroupedTiedAttentionConfig,
     HybridHeadsConfig,
     HyperConnectionsConfig,
     IdentityMixtureConfig,
@@ -95,6 +97,7 @@ from polyhead.layers.engram import Engram
 from polyhead.layers.exclusive_attention import ExclusiveAttention
 from polyhead.layers.expert_heads_attention import ExpertHeadsAttention
 from polyhead.layers.experts import Experts
+from polyhead.layers.factorized_attention import FactorizedAttention
 from polyhead.layers.feed_forward import FeedForward
 from polyhead.layers.forgetting_attention import ForgettingAttention
 from polyhead.layers.funnel_attention import FunnelAttention
@@ -106,6 +109,7 @@ from polyhead.layers.global_blocks_attention import GlobalBlocksAttention
 from polyhead.layers.global_prefix_attention import GlobalPrefixAttention
 from polyhead.layers.global_window_attention import GlobalWindowAttention
 from polyhead.layers.grouped import GroupedAttention, GroupedFeedForward
+from polyhead.layers.grouped_tied_attention import GroupedTiedAttention
 from polyhead.layers.hybrid_heads import HybridHeads
 from polyhead.layers.hyper_connections import HyperConnections, MixedConnections
 from polyhead.layers.identity_experts import IdentityExperts
@@ -180,6 +184,8 @@ __all__ = [
     "ExpertHeadsAttention",
     "ExpertHeadsAttentionConfig",
     "Experts",
+    "FactorizedAttention",
+    "FactorizedAttentionConfig",
     "FeedForward",
     "FeedForwardConfig",
     "ForgettingAttention",
@@ -204,6 +210,8 @@ __all__ = [
     "GroupedAttentionConfig",
     "GroupedFeedForward",
     "GroupedFeedForwardConfig",
+    "GroupedTiedAttention",
+    "GroupedTiedAttentionConfig",
     "HookHandle",
     "HybridHeads",
     "HybridHeadsConfig",

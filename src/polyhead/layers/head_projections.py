@@ -73,11 +73,13 @@ class HeadProjections(Hooked):
         self.scale = 1.0 / math.sqrt(D) if config.scale is None else config.scale
         self.softcap, self.dropout = config.softcap, config.dropout
 
-        self.q_proj = nn.Linear(read, H * D, bias=config.qkv_bias)
+        self.q_proj = nn.Linear(read, config.query_rows, bias=config.qkv_bias)
         if config.makes_keys:
-            self.k_proj = nn.Linear(self.kdim, G * D, bias=config.has_k_bias)
+            held = config.projected_kv
+            made = held.num_kv_heads
+            self.k_proj = nn.Linear(self.kdim, made * held.key_dim, bias=config.has_k_bias)
             if not config.values_from_keys:
-                self.v_proj = nn.Linear(self.vdim, G * V, bias=config.qkv_bias)
+                self.v_proj = nn.Linear(self.vdim, made * held.value_dim, bias=config.qkv_bias)
         self.o_proj = nn.Linear(H * V, embed_dim, bias=config.out_bias)
         self.register_parameter("sinks", nn.Parameter(torch.zeros(H)) if config.sinks else None)
         self.qk_norm_place = None if config.qk_norm is None else config.qk_norm.place
@@ -89,7 +91,7 @@ class HeadProjections(Hooked):
             self.v_norm = build_norm(V, config.v_norm)
         self.rope = rope
         if rope is None and config.rope is not None:
-            self.rope = RoPE.from_config(config.rope, D)
+            self.rope = RoPE.from_config(config.rope, config.rope_head_dim)
         # If queries and keys are treated alike, one rotation turns both.
         self._rotates_together = (
             self.rope is not None

@@ -35,6 +35,9 @@ _DEFAULTS: AttentionOptions = {
 class Hooked(Fixed):
     """A module whose calls of ``attention`` can be watched."""
 
+    projects_heads = True
+    """Whether what ``q_proj`` and ``k_proj``, if it has them, make of a token is heads."""
+
     def __init__(self) -> None:
         super().__init__()
         self._hooks: dict[HookHandle[AttentionHook], AttentionHook] = {}

@@ -12,6 +12,10 @@ DeepSeek-V2 (2024), §2.1, eqs. 9-19. There are two ways to compute it:
                scores are q'_h [c | r]ᵀ, and weighting values is weighting c and then applying
                Wuv_h: MQA with one kv head of R + P features whose value is a slice of its key
 
+With L latent heads c is divided into L parts, each normed by itself, and k_h and v_h are made of
+part h // (H / L): grouped latent attention (GLA, Zadouri et al. 2025, arXiv 2505.21487). Absorbed,
+that is GQA with L kv heads of R / L + P features, which are copied out of the latents.
+
 Shape letters: B batch, H heads, T queries, S keys, E embed size, R latent size, N features of a key
 without rotation, P with rotation, V value size.
 """
@@ -39,7 +43,7 @@ from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.latent_cost import LatentExplanation, explain_choice
 from polyhead.layers.linear import linear, linear_per_head
-from polyhead.layers.norms import build_norm
+from polyhead.layers.norms import HeadNorm, build_norm
 from polyhead.layers.positions import RoPE
 from polyhead.layers.registry import register_builder
 from polyhead.native import batch_invariant
@@ -64,6 +68,7 @@ class MultiHeadLatentAttention(Hooked):
         v_head_dim: Value size V of a head.
         bias: Biases on the projections into the latents and on ``o_proj``; default True, as in
             torch. DeepSeek's models have none.
+        latent_heads: Parts of the latent L, each of which serves H / L query heads; 1 is MLA.
         rope: Rotary positions over the P features; None: nothing is rotated.
         dropout: Dropout probability of the attention weights, when training.
 
@@ -73,9 +78,10 @@ class MultiHeadLatentAttention(Hooked):
         q_proj: ``[H(N + P), E]``, with ``config.q_bias`` a bias, where there is no
             ``q_lora_rank``; otherwise ``q_a_proj``, ``q_a_norm``, ``q_b_proj``.
         kv_a_proj_with_mqa: ``[R + P, E]``.
-        kv_a_norm: Over the R features; nothing where ``config.norm`` is None.
+        kv_a_norm: Over the R features, or with a weight ``[L, R / L]`` over those of each latent
+            head; nothing where ``config.norm`` is None.
         k_rope_norm: Over the P features, where ``config.rope_norm`` says so.
-        kv_b_proj: ``[H(N + V), R]``.
+        kv_b_proj: ``[H(N + V), R / L]``.
         o_proj: ``[E, H · V]``.
         preferred: The computation that ``"auto"`` takes; None: the one of fewer operations.
 
@@ -98,6 +104,7 @@ class MultiHeadLatentAttention(Hooked):
         v_head_dim: int,
         q_lora_rank: int | None = None,
         bias: bool = True,
+        latent_heads: int = 1,
         rope: RoPE | RopeConfig | None = RopeConfig(),  # noqa: B008  # frozen
         dropout: float = 0.0,
     ) -> None:
@@ -110,6 +117,7 @@ class MultiHeadLatentAttention(Hooked):
             v_head_dim=v_head_dim,
             q_lora_rank=q_lora_rank,
             bias=bias,
+            latent_heads=latent_heads,
             rope=rope.config if isinstance(rope, RoPE) else rope,
             dropout=dropout,
         )
@@ -142,7 +150,7 @@ class MultiHeadLatentAttention(Hooked):
         self.preferred: Computation | None = None
         self.num_heads, self.v_head_dim = config.num_heads, config.v_head_dim
         self.scale, self.dropout = config.score_scale, config.dropout
-        H, R = config.num_heads, config.kv_lora_rank
+        H, R, L = config.num_heads, config.kv_lora_rank, config.latent_heads
         into, out = config.q_lora_rank, H * config.qk_head_dim
         if into is None:
             self.q_proj = nn.Linear(embed_dim, out, bias=config.q_bias)
@@ -151,11 +159,15 @@ class MultiHeadLatentAttention(Hooked):
             self.q_a_norm = _latent_norm(into, config.norm)
             self.q_b_proj = nn.Linear(into, out, bias=False)
         self.kv_a_proj_with_mqa = nn.Linear(embed_dim, config.latent_dim, bias=config.bias)
-        self.kv_a_norm = _latent_norm(R, config.norm)
+        if L == 1 or config.norm is None:
+            self.kv_a_norm = _latent_norm(R, config.norm)
+        else:
+            self.kv_a_norm = HeadNorm(L, R // L, config.norm)
         if config.rope_norm:
             self.k_rope_norm = _latent_norm(config.qk_rope_head_dim, config.norm)
         self._window = None if config.window is None else Window(config.window)
-        self.kv_b_proj = nn.Linear(R, H * (config.qk_nope_head_dim + config.v_head_dim), bias=False)
+        up = H * (config.qk_nope_head_dim + config.v_head_dim)
+        self.kv_b_proj = nn.Linear(R // L, up, bias=False)
         self.o_proj = nn.Linear(H * config.v_head_dim, embed_dim, bias=config.bias)
         self.rope = rope
         if rope is None and config.rope is not None:
@@ -212,6 +224,8 @@ class MultiHeadLatentAttention(Hooked):
             way = forced or "absorbed"  # what decoding takes, for every number of tokens
         if way == "absorbed":
             q = torch.cat((self._to_latent(n), p), dim=-1)
+            if self.config.latent_heads > 1:
+                source = DenseSource.remade(source, self._by_latent_head)
         else:
             q = torch.cat((n, p), dim=-1)
             source = self._expanded(source)
@@ -316,7 +330,10 @@ class MultiHeadLatentAttention(Hooked):
         if self.rope is not None:
             p = self.rope.apply(p, positions, head_axis=2)
             r = self.rope.apply(r, positions, head_axis=2)
-        c = self.kv_a_norm(c)
+        if config.latent_heads == 1:
+            c = self.kv_a_norm(c)
+        else:
+            c = self.kv_a_norm(c.view(B, T, config.latent_heads, -1)).reshape(B, T, 1, R)
         if config.latent_scale != 1.0:
             c = c * config.latent_scale
         latent = torch.cat((c, r), dim=-1)
@@ -326,32 +343,49 @@ class MultiHeadLatentAttention(Hooked):
         return n, p, latent.transpose(1, 2), of_queries
 
     def _to_latent(self, n: Tensor) -> Tensor:
-        """Queries ``[B, H, T, N]`` as what they ask of the latent, ``[B, H, T, R]``."""
+        """Queries ``[B, H, T, N]`` as what they ask of the latent, ``[B, H, T, R / L]``."""
         return _apply_up_proj(n, self._up()[0], "bhtn,hnr->bhtr", transposed=True)
 
     def _from_latent(self, heads: Tensor) -> Tensor:
-        """Weighted latents ``[B, H, T, R]`` as heads' outputs ``[B, H, T, V]``."""
+        """Weighted latents ``[B, H, T, R / L]`` as heads' outputs ``[B, H, T, V]``."""
         return _apply_up_proj(heads, self._up()[1], "bhtr,hvr->bhtv", transposed=False)
 
     def _up(self) -> tuple[Tensor, Tensor]:
-        """Wuk ``[H, N, R]`` and Wuv ``[H, V, R]``, views of ``kv_b_proj``."""
+        """Wuk ``[H, N, R / L]`` and Wuv ``[H, V, R / L]``, views of ``kv_b_proj``."""
         config = self.config
-        weight = self.kv_b_proj.weight.view(config.num_heads, -1, config.kv_lora_rank)
+        weight = self.kv_b_proj.weight.view(config.num_heads, -1, config.latent_head_dim)
         return weight[:, : config.qk_nope_head_dim], weight[:, config.qk_nope_head_dim :]
 
     def _expanded(self, source: KeyValueSource) -> DenseSource:
         """Keys ``[B, H, S, N + P]`` and values ``[B, H, S, V]`` of all tokens of a source."""
+        return DenseSource.remade(source, self._keys_and_values)
+
+    def _keys_and_values(self, latent: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        """Of latents ``[B, 1, S, R + P]``."""
         config = self.config
-        N, R = config.qk_nope_head_dim, config.kv_lora_rank
-        latent = source.gather()[0][:, 0]
+        N, R, L = config.qk_nope_head_dim, config.kv_lora_rank, config.latent_heads
+        latent = latent[:, 0]
         c, r = latent[..., :R], latent[..., None, R:]
-        made = self.kv_b_proj(c).unflatten(-1, (config.num_heads, -1))
+        if L == 1:
+            made = self.kv_b_proj(c)
+        else:
+            up = self.kv_b_proj.weight.view(L, -1, R // L)
+            parts = c.view(*c.shape[:2], L, -1).transpose(1, 2)
+            made = _apply_up_proj(parts, up, "blsr,lvr->blsv", transposed=False)
+            made = made.transpose(1, 2).flatten(2)
+        made = made.view(*c.shape[:2], config.num_heads, -1)
         k = torch.cat((made[..., :N], r.expand(-1, -1, config.num_heads, -1)), dim=-1)
         v = made[..., N:]
-        expanded = DenseSource.made_from(source, k.transpose(1, 2), v.transpose(1, 2))
-        if (of_row := source.of_row) is not None:
-            expanded.of_row = lambda row: self._expanded(of_row(row))
-        return expanded
+        return k.transpose(1, 2), v.transpose(1, 2)
+
+    def _by_latent_head(self, latent: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        """``[B, L, S, R / L + P]``, each latent head beside the rotary key, and its own part."""
+        config = self.config
+        R, L = config.kv_lora_rank, config.latent_heads
+        c = latent[:, 0, :, :R]
+        parts = c.view(*c.shape[:2], L, -1).transpose(1, 2)
+        k = torch.cat((parts, latent[..., R:].expand(-1, L, -1, -1)), dim=-1)
+        return k, k[..., : R // L]
 
     def extra_repr(self) -> str:
         config = self.config
@@ -360,6 +394,8 @@ class MultiHeadLatentAttention(Hooked):
             f"{config.qk_rope_head_dim} → {config.v_head_dim})",
             f"latent={config.kv_lora_rank}+{config.qk_rope_head_dim}",
         ]
+        if config.latent_heads > 1:
+            parts.append(f"latent_heads={config.latent_heads}")
         if self.rope is not None:
             parts.append(repr(self.rope))
         if config.dropout:

@@ -43,6 +43,7 @@ class TensorProductAttention(Hooked):
     """
 
     _fixed = frozenset(["config", "embed_dim", "num_heads"])
+    projects_heads = False
 
     @classmethod
     def from_config(
@@ -157,11 +158,11 @@ class TensorProductAttention(Hooked):
 
     def _expanded(self, source: KeyValueSource) -> DenseSource:
         """Keys and values ``[B, H, S, D]`` of all tokens of a source."""
-        k, v = (_means_of_products(*self._split(each[:, 0])) for each in source.gather())
-        expanded = DenseSource.made_from(source, k, v)
-        if (of_row := source.of_row) is not None:
-            expanded.of_row = lambda row: self._expanded(of_row(row))
-        return expanded
+        return DenseSource.remade(source, lambda k, v: (self._product(k), self._product(v)))
+
+    def _product(self, vectors: Tensor) -> Tensor:
+        """``[B, H, S, D]`` of ``[B, 1, S, R(H + D)]``."""
+        return _means_of_products(*self._split(vectors[:, 0]))
 
     def extra_repr(self) -> str:
         parts = [f"{self.embed_dim}, {self.config.described}"]

@@ -58,6 +58,11 @@ def check_classes(model: nn.Module, dimension: str) -> None:
     known = _TOKENS if dimension == "context" else _WEIGHTS
     for name, module in model.named_modules():
         kind = type(module)
+        if isinstance(module, MultiHeadLatentAttention) and module.config.latent_heads > 1:
+            raise unsupported(
+                f"{kind.__name__} ({name or 'the module itself'}) with "
+                f"latent_heads={module.config.latent_heads} on the dimension {dimension!r}"
+            )
         if kind in known and known[kind].is_exact(module):
             continue
         what = f"a {kind.__name__} whose methods were replaced" if kind in known else kind.__name__

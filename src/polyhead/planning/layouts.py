@@ -111,10 +111,11 @@ def layouts(
 
 def as_latent(shape: HeadLayout) -> HeadLayout:
     """DeepSeek's proportions at the same heads: R = 4 · D, P = D / 2, no window."""
-    held = shape.kv
-    if held.latent:
+    if isinstance(shape, LatentAttentionConfig):
+        return replace(shape, latent_heads=1)
+    if shape.kv.latent:
         return shape
-    D = held.key_dim
+    D = shape.with_num_kv_heads(shape.num_heads).kv.key_dim
     return LatentAttentionConfig(
         num_heads=shape.num_heads,
         kv_lora_rank=4 * D,

@@ -118,7 +118,9 @@ def _cache(plan: Figures) -> Table:
         attention = f"{len(row.layers)} × {row.attention}" + (" (cross)" if row.cross else "")
         table.add_row(
             attention,
-            "latent" if "MLA" in row.attention else str(row.num_kv_heads),
+            "latent"
+            if any(kind in row.attention for kind in ("MLA", "GLA"))
+            else str(row.num_kv_heads),
             f"{row.token_bytes:,.0f} B",
             binary(row.bytes),
             binary(row.bytes * len(row.layers)),

@@ -161,6 +161,18 @@ class DenseSource(KeyValueSource):
         made.mask = source.mask
         return made
 
+    @classmethod
+    def remade(
+        cls,
+        source: KeyValueSource,
+        make: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> DenseSource:
+        """What ``make`` makes of all keys and values of a source; of single rows likewise."""
+        made = cls.made_from(source, *make(*source.gather()))
+        if (of_row := source.of_row) is not None:
+            made.of_row = lambda row: cls.remade(of_row(row), make)
+        return made
+
     def read(self, tile: Tokens) -> tuple[Tensor, Tensor]:
         stop = tile.start + tile.length
         return self.k[:, :, tile.start : stop], self.v[:, :, tile.start : stop]

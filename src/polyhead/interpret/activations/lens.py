@@ -11,13 +11,14 @@ they are here and nowhere else. What polyhead calls the same is in docs/migratin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
 from polyhead.errors import InputError
 from polyhead.interpret.activations.point import Point, Saved
 from polyhead.interpret.activations.tracing import Trace, trace
+from polyhead.layers.hooks import Hooked
 
 _LAYER = {
     "hook_resid_pre": "resid_pre",
@@ -213,6 +214,8 @@ def _of_layer(t: Trace, number: int, known: set[str]) -> dict[str, str]:
     path = f"layers.{number}"
     gated = f"{path}.mlp.gate" in known
     named = {"attn.hook_q": "q_proj", "attn.hook_k": "k_proj"}
+    if not cast(Hooked, t.transformer.layers[number].attention).projects_heads:
+        named = {}
     found = {theirs: f"attention.{ours}" for theirs, ours in named.items()}
     found |= _LAYER | {"mlp.hook_pre": f"mlp.{'gate' if gated else 'up'}"}
     return found | ({"mlp.hook_pre_linear": "mlp.up"} if gated else {})
