@@ -169,6 +169,21 @@ def test_sink_takes_its_share_of_the_weights() -> None:
     torch.testing.assert_close(view.entropy, entropy, atol=1e-5, rtol=0.0)
 
 
+def test_sinks_of_each_query_take_their_share_of_the_weights() -> None:
+    model, given = Stack(1), torch.linspace(-1, 2, HEADS * TOKENS).view(1, HEADS, TOKENS)
+    layer = model.layers[0]
+    plain = layer._attend
+    layer._attend = lambda q, source, **options: plain(q, source, **{**options, "sinks": given})
+    view = _see(model, _input())[0]
+    share, rows = torch.exp(given - view.lse), view.rows()
+    torch.testing.assert_close(rows.sum(-1) + share, torch.ones(BATCH, HEADS, TOKENS))
+    entropy = torch.special.entr(rows).sum(-1) + torch.special.entr(share)
+    torch.testing.assert_close(view.entropy, entropy, atol=1e-5, rtol=0.0)
+    with probe(model, heads={0: [1]}) as seen, torch.no_grad():
+        model(_input(), mask=ph.Causal())
+    torch.testing.assert_close(seen[0].entropy, entropy[:, 1:2], atol=1e-5, rtol=0.0)
+
+
 def test_latest_call_through_a_cache_sees_all_keys_and_survives_the_cache() -> None:
     model, x = Stack(1), _input()
     cache = DenseCache()

@@ -277,6 +277,32 @@ def test_sinks_take_their_share_of_every_row():
     torch.testing.assert_close(ph.attention(Q, K, V, sinks=sinks), out * share)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_sinks_of_each_query_are_those_of_a_call_with_that_query_alone(rows):
+    drawn = torch.Generator().manual_seed(1)
+    sinks = torch.randn(rows, 4, 5, generator=drawn).requires_grad_()
+    q = Q.detach().requires_grad_()
+    out, lse = ph.attention(q, K, V, sinks=sinks, mask=ph.Causal(), return_lse=True)
+    parts = [
+        [
+            ph.attention(
+                q[b : b + 1, :, t : t + 1], K[b : b + 1], V[b : b + 1], return_lse=True,
+                sinks=sinks[b % rows, :, t], mask=ph.Causal(), q_positions=torch.tensor([2 + t]),
+            )
+            for t in range(5)
+        ]
+        for b in range(2)
+    ]  # fmt: skip
+    wanted = [
+        torch.cat([torch.cat([each[i] for each in row], dim=2) for row in parts]) for i in (0, 1)
+    ]
+    torch.testing.assert_close([out, lse], wanted)
+    found, alone = (torch.autograd.grad(made.sin().sum(), (q, sinks)) for made in (out, wanted[0]))
+    torch.testing.assert_close(found, alone)
+    with pytest.raises(ValueError, match=r"\[H\] = \[4\] or \[1 or B, H, T\] with B = 2, T = 5"):
+        ph.attention(q, K, V, sinks=sinks[:, :, 1:])
+
+
 @torch.no_grad()
 def test_without_native_code_a_kernel_that_copies_no_past_comes_before_those_that_do(monkeypatch):
     monkeypatch.setattr(type(KERNELS["native"]), "unavailable", lambda self: "not compiled")

@@ -19,6 +19,7 @@ from polyhead.errors import UnsupportedError
 from polyhead.layers.record import AttentionRecord
 from polyhead.semantics import Documents, Mask, Specification, TensorBias, Tokens
 from polyhead.semantics.reference import softmax
+from polyhead.semantics.state import sinks_of_rows
 from polyhead.semantics.weights import log_weight_rows, weight_rows
 
 
@@ -151,11 +152,16 @@ def _documents_of(mask: Mask | None) -> Documents | None:
 
 
 def weights_of(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """The weights of whole rows of scores ``[B, H, T, S]``, differentiable; sinks ``[H]``."""
+    """The weights of whole rows of scores ``[B, H, T, S]``, differentiable.
+
+    Args:
+        scores: Masked, in float32 or more.
+        sinks: ``[H]``, or ``[1 or B, H, T]`` of these rows.
+    """
     weights, lse = softmax(scores)
     if sinks is None:
         return weights
-    return weights * torch.sigmoid(lse - sinks.to(lse)[:, None])[..., None]
+    return weights * torch.sigmoid(lse - sinks_of_rows(sinks).to(lse))[..., None]
 
 
 def own(tensor: Tensor) -> Tensor:

@@ -21,6 +21,7 @@ from polyhead.interpret.statistics import OF_TOKENS, TABLE
 from polyhead.native import TileSums, code_for
 from polyhead.semantics import Tokens, Visibility
 from polyhead.semantics.scores import accumulation_dtype
+from polyhead.semantics.state import sinks_of_rows
 from polyhead.semantics.tokens import Span, distance
 
 ROWS_PER_TILE, KEYS_PER_TILE = 512, 1024
@@ -258,7 +259,7 @@ class _Measurement:
         call = self.call
         if call.spec.sinks is None:
             return
-        log_share = call.spec.sinks.to(self.precise)[:, None] - call.lse.to(self.precise)
+        log_share = sinks_of_rows(call.spec.sinks).to(self.precise) - call.lse.to(self.precise)
         share = log_share.exp()
         if "entropy" in self.found:
             self.found["entropy"] -= share * log_share

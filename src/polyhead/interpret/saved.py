@@ -92,7 +92,10 @@ def _check_call(call: KeptCall) -> None:
             _check("bias", tensor, (None,) * tensor.ndim, _DTYPES)
         spec.bias.check(B, H, T, S)
     if spec.sinks is not None:
-        _check("sinks", spec.sinks, (H,), _DTYPES)
+        per_query = spec.sinks.ndim == 3
+        _check("sinks", spec.sinks, (None, H, T) if per_query else (H,), _DTYPES)
+        if per_query and len(spec.sinks) not in (1, B):
+            raise ValueError(f"sinks must be of 1 or {B} rows: got {len(spec.sinks)}")
     if call.documents is not None:
         lengths = call.documents.lengths
         if len(lengths) not in (1, B) or max(map(sum, lengths)) > files.MOST:

@@ -181,7 +181,10 @@ class AttentionView(Statistics):
             call.q_tokens.slice(low, high),
             call.k_tokens,
         )
-        return weights_of(scores, call.spec.sinks)[:, :, [i - low for i in index]]
+        sinks = call.spec.sinks
+        if sinks is not None and sinks.ndim == 3:
+            sinks = sinks[..., low:high]
+        return weights_of(scores, sinks)[:, :, [i - low for i in index]]
 
     def tile(self, head: int, q_range: slice, k_range: slice) -> Tensor:
         """The exact weights of one head on a rectangle, ``[B, queries, keys]``.

@@ -70,7 +70,7 @@ def attention(
     bias: Bias | Float[Tensor, ...] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Float[Tensor, " H"] | None = None,
+    sinks: Float[Tensor, ...] | None = None,
     q_positions: Int[Tensor, "*Bq T"] | None = None,
     kv_positions: Int[Tensor, "*Bk S"] | None = None,
     dropout_p: float = 0.0,
@@ -96,7 +96,7 @@ def attention(
         bias: ``ALiBi``, ``RelativeBias`` or a tensor that broadcasts to ``[B, H, T, S]``.
         scale: Factor of the scores; default 1/√D.
         softcap: c in c · tanh(score / c); None is off.
-        sinks: ``[H]`` scores that join the denominator only.
+        sinks: ``[H]`` scores that join the denominator only, or ``[1 or B, H, T]`` of each query.
         q_positions: ``[T]`` or ``[B, T]``; default: the last query lines up with the last key.
         kv_positions: ``[S]`` or ``[B, S]``; default 0 … S − 1.
         dropout_p: Dropout probability of the weights, 0 ≤ p < 1.

@@ -29,7 +29,7 @@ class AttentionRecord:
         bias: Added to the scores, or None.
         scale: Factor of the scores.
         softcap: Softcap of the scores, or None.
-        sinks: ``[H]`` or None.
+        sinks: ``[H]``, ``[1 or B, H, T]`` or None.
         q_tokens: Positions and places of the T queries.
         kv_tokens: Positions and places of the S keys.
         out: ``[B, H, T, V]`` the heads' outputs, before ``o_proj``.

@@ -81,8 +81,11 @@ def call_of(
     if sinks is not None:
         if not isinstance(sinks, Tensor) or not sinks.is_floating_point():
             raise TypeError(f"sinks must be a floating-point tensor or None: got {_named(sinks)}")
-        if sinks.shape != (H,):
-            raise ValueError(f"sinks must be [H] = [{H}]: got shape {list(sinks.shape)}")
+        if sinks.shape not in ((H,), (1, H, T), (B, H, T)):
+            raise ValueError(
+                f"sinks must be [H] = [{H}] or [1 or B, H, T] with B = {B}, T = {T}: got shape "
+                f"{list(sinks.shape)}"
+            )
         if sinks.device != q.device:
             raise ValueError(f"sinks must be on the device of q, {q.device}: got {sinks.device}")
     if return_lse is not False:

@@ -29,7 +29,7 @@ class Specification:
         mask: Who may look at whom, or None: everyone at everything.
         bias: Added after softcap, or None.
         softcap: c in c · tanh(score / c), or None.
-        sinks: ``[H]`` scores that join the denominator only, or None.
+        sinks: ``[H]`` scores, or ``[1 or B, H, T]``, that join the denominator only, or None.
         dropout_p: Dropout probability of the weights, the rest scaled by 1 / (1 − p).
         seed: A whole number tensor that decides which weights are dropped, or None.
         deterministic: Whether gradients must be bit-identical from run to run.
@@ -55,9 +55,14 @@ class Specification:
             self,
             mask=None if self.mask is None else self.mask.of_heads(heads),
             bias=None if self.bias is None else self.bias.of_heads(heads),
-            sinks=None if self.sinks is None else self.sinks[list(heads)],
+            sinks=None if self.sinks is None else sinks_of_heads(self.sinks, heads),
             normalizer=None if self.normalizer is None else self.normalizer.of_heads(heads),
         )
+
+
+def sinks_of_heads(sinks: Tensor, heads: Sequence[int]) -> Tensor:
+    """The sinks ``[H]`` or ``[1 or B, H, T]`` of some heads alone."""
+    return sinks[list(heads)] if sinks.ndim == 1 else sinks[:, list(heads)]
 
 
 @dataclass(eq=False, slots=True)

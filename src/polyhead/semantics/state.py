@@ -69,18 +69,18 @@ def merge_states(
 
 
 def add_sinks(state: State, sinks: Tensor) -> State:
-    """Adds a score per head to the denominator, without a value.
+    """Adds a score per head, or per head and query, to the denominator, without a value.
 
     Args:
         state: The state over all keys, with its lse.
-        sinks: ``[H]`` scores.
+        sinks: ``[H]`` scores, or ``[1 or B, H, T]`` of each query.
 
     Returns:
         out · sigmoid(lse − sink), and the lse that includes the sink.
     """
     if state.lse is None:
         raise ValueError("sinks need the lse of the state")
-    sink = sinks.to(state.lse.dtype)[:, None]
+    sink = sinks_of_rows(sinks).to(state.lse.dtype)
     # A row that saw nothing has lse −∞ and out 0; differences with −∞ would give NaN gradients.
     empty = state.lse.isneginf()
     lse = state.lse.masked_fill(empty, 0.0)
@@ -91,10 +91,15 @@ def add_sinks(state: State, sinks: Tensor) -> State:
     return State(out, torch.where(empty, sink.expand_as(lse), torch.logaddexp(lse, sink)))
 
 
+def sinks_of_rows(sinks: Tensor) -> Tensor:
+    """``[H, 1]`` of scores ``[H]``, and ``[1 or B, H, T]`` as it is: as lse is laid out."""
+    return sinks[:, None] if sinks.ndim == 1 else sinks
+
+
 def _shared(out: Tensor, lse: Tensor, sinks: Tensor) -> Tensor | None:
     """``out · sigmoid(lse − sink)`` by native code, as its decoding step does it; or None."""
     code = native.code_for(out)
-    if code is None:
+    if code is None or sinks.ndim != 1:
         return None
     plain = native.is_plain(sinks, sinks) and sinks.dtype in (out.dtype, torch.float32)
     return code.sink(out, lse.contiguous(), sinks) if plain else None
