@@ -134,9 +134,8 @@ class Case:
         shortest: Tokens of the shortest text that is compared, where transformers fails on less.
         pads_left: Whether transformers' class wants padding before the text, not behind it.
         gradient_error: The same of a gradient, as a part of its largest number.
-        float64_throughout: Whether gradients are compared in float64 too, to the default error, and
-            transformers' float64 then has no part in float32: for what float32 rounds too much,
-            as a root near 0.
+        float64_gradient_error: The same in float64, where transformers then has no part in float32:
+            for what float32 rounds too much, as a root near 0; None: float32 is enough.
     """
 
     model_type: str
@@ -155,7 +154,7 @@ class Case:
     alone: bool = False
     error: float = 5e-5
     gradient_error: float = 1e-4
-    float64_throughout: bool = False
+    float64_gradient_error: float | None = None
     segments: bool = False
     pads_left: bool = False
     shortest: int = 1
@@ -448,7 +447,7 @@ def _in_float64(case: Case, theirs: Any) -> Any:
     """The same model; experts' grouped products know no float64."""
     exact = copy.deepcopy(theirs).double()
     exact.set_experts_implementation("eager")
-    if case.float64_throughout:
+    if case.float64_gradient_error is not None:
         forward = exact.forward
 
         def throughout(*arguments: Any, **named: Any) -> Any:
@@ -513,13 +512,13 @@ def _same_gradients(case: Case, theirs: Any, ours: Checkpoint, folder: Path) -> 
         seen += bool(scale > 0)
     assert seen > 3, "no parameter had a gradient"
     ours.model.zero_grad()
-    if case.float64_throughout:
+    if case.float64_gradient_error is not None:
         exact = exact or _their_gradients(case, in_float64, ours, folder)
         model = copy.deepcopy(ours.model).double()
         _loss(model, case, ours.config.kind, is_ours=True).backward()
         for name, tensor in model.named_parameters():
             if tensor.grad is not None:
-                most = Case.gradient_error * exact[name].abs().max() + noise
+                most = case.float64_gradient_error * exact[name].abs().max() + noise
                 assert (tensor.grad - exact[name]).abs().max() <= most, name
 
 

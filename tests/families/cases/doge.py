@@ -31,6 +31,6 @@ CASES = (
         ),
         alter=_apart,
         gradient_error=1e-2,  # one number for all heads, of terms that nearly cancel
-        float64_throughout=True,
+        float64_gradient_error=1e-4,
     ),
 )

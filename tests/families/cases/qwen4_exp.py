@@ -70,8 +70,9 @@ CASES = (
         # ours in float64 8e-7, in float32 up to 1.1e-4, transformers' in float32 up to 5.9e-5.
         error=2e-4,
         # A gate is the root of a score, whose slope is great near 0: in float32 transformers'
-        # gradients are up to 4.8e-3 from float64, ours 6.9e-3; in float64 ours are up to 4e-5.
+        # gradients are up to 4.8e-3 from float64, ours 6.9e-3. In float64 both are 1e-5
+        # apart, and 3e-4 in one draw, where weights that are off by 1e-9 move ours by 3e-5.
         gradient_error=2e-2,
-        float64_throughout=True,
+        float64_gradient_error=5e-4,
     ),
 )
