@@ -193,6 +193,7 @@ def test_the_shapes_in_the_signatures_are_true(monkeypatch):
     attention = _shapes_checked(monkeypatch, dispatch, dispatch.attention)
     positions = {"q_positions": torch.arange(5), "kv_positions": torch.arange(7).expand(2, 7)}
     out, lse = attention(Q, K, V, sinks=torch.ones(4), return_lse=True, **positions)
+    attention(Q, K, V, sinks=torch.ones(1, 4, 5), **positions)
     merge = _shapes_checked(monkeypatch, state, state.merge_states)
     merge([out, out], [lse, lse])
     with pytest.raises(jaxtyping.TypeCheckError):

@@ -70,7 +70,7 @@ def attention(
     bias: Bias | Float[Tensor, ...] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
-    sinks: Float[Tensor, ...] | None = None,
+    sinks: Float[Tensor, " H"] | Float[Tensor, "#B H T"] | None = None,
     q_positions: Int[Tensor, "*Bq T"] | None = None,
     kv_positions: Int[Tensor, "*Bk S"] | None = None,
     dropout_p: float = 0.0,

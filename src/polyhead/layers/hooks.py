@@ -81,8 +81,8 @@ class Hooked(Fixed):
         observed = source.observer is not None
         if "_computed" in self.__dict__ and (observed or self.has_active_hooks):
             raise UnsupportedError(
-                "hooks, edits and caches that evict need all heads and tokens: this layer's are "
-                "spread over processes"
+                "hooks and edits need all heads and tokens, as caches that evict do: this layer's "
+                "are spread over processes"
             )
         hooks = hooks_here(self._hooks) if self._hooks else ()
         if hooks or observed:

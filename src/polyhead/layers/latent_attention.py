@@ -373,7 +373,7 @@ class MultiHeadLatentAttention(Hooked):
             parts = c.view(*c.shape[:2], L, -1).transpose(1, 2)
             made = _apply_up_proj(parts, up, "blsr,lvr->blsv", transposed=False)
             made = made.transpose(1, 2).flatten(2)
-        made = made.view(*c.shape[:2], config.num_heads, -1)
+        made = made.unflatten(-1, (config.num_heads, -1))
         k = torch.cat((made[..., :N], r.expand(-1, -1, config.num_heads, -1)), dim=-1)
         v = made[..., N:]
         return k.transpose(1, 2), v.transpose(1, 2)

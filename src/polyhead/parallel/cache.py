@@ -40,6 +40,7 @@ class HeldByRanks:
         value_dim: Value size V of a head.
         tokens: All tokens held, as far as their number is asked.
         keys: For an encoder's tokens, where those of all ranks stand.
+        observer: As of a ``KeyValueSource``; caches that evict are refused before.
     """
 
     part: KeyValueSource | None
@@ -47,6 +48,7 @@ class HeldByRanks:
     value_dim: int
     tokens: Tokens
     keys: Spread | None = None
+    observer: None = None
 
     def attend(self, q: Tensor, kernel: str, dropout_p: float, **call: Any) -> State:
         """The state of q over all keys, the same on all ranks.
