@@ -298,7 +298,8 @@ def _exact(case: Case) -> str:
     usual = Case("").gradient_error
     if case.gradient_error == usual:
         return _power(case.error)
-    exact = f"; in float64 {_power(usual)}" if case.float64_throughout else ""
+    bound = case.float64_gradient_error
+    exact = "" if bound is None else f"; in float64 {_power(bound)}"
     return f"{_power(case.error)} (gradients {_power(case.gradient_error)}{exact})"
 
 
