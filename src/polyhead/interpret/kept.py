@@ -69,7 +69,7 @@ class KeptCall:
         if record.normalizer is not None:
             raise UnsupportedError(
                 "a probe recomputes the softmax's weights, exp(score − lse): the layer has "
-                f"{record.normalizer!r}; polyhead.interpret.trace shows its weights"
+                f"{record.normalizer!r}; ph.trace shows its weights"
             )
         heads = record.q.shape[1]
         group = heads // record.k.shape[1]

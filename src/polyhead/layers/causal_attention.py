@@ -6,10 +6,12 @@ from typing import Any, ClassVar, NoReturn
 
 from torch import Tensor
 
+from polyhead.caches.layer_cache import Packing
+from polyhead.errors import UnsupportedError
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import check_layer_cache
 from polyhead.layers.recurrent import real_tokens
-from polyhead.semantics import Causal
+from polyhead.semantics import Causal, KeyLengths
 
 
 class CausalAttention(MultiHeadAttention):
@@ -50,6 +52,18 @@ class CausalAttention(MultiHeadAttention):
     def _over(self, x: Tensor, real: Tensor | None, *more: Tensor, **call: Any) -> Tensor:
         """``forward`` of a call whose mask is known; ``real`` ``[B, T]``, None: no padding."""
         return super().forward(x, None, *more, **call)
+
+    def _packed(self, x: Tensor, real: Tensor, *more: Tensor, **call: Any) -> Tensor:
+        """``forward`` with the real tokens ``[B, T]`` of each row before its padding, and back."""
+        beside = "" if (cached := call.get("cache") is not None) else " without a cache"
+        if call.get("bias") is not None:
+            raise UnsupportedError(f"{self.called} takes no bias beside padding{beside}: got one")
+        packing = Packing(~real)
+        if not cached:
+            call["mask"] = Causal() & KeyLengths(real.sum(dim=1))
+        positions = packing.pack(call["positions"].expand(real.shape))
+        call["positions"] = positions if packing.real is None else positions.where(packing.real, -1)
+        return packing.unpack(super().forward(packing.pack(x), None, *more, **call))
 
     def _cross_attention(self, *_: Any) -> NoReturn:
         raise ValueError(f"{self.called} is over its own input: got a context")

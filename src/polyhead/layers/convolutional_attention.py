@@ -21,14 +21,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyhead.caches.layer_cache import Packing, Step
+from polyhead.caches.layer_cache import Step
 from polyhead.config import AttentionConfig, ConvolutionalAttentionConfig
-from polyhead.errors import UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.causal_attention import CausalAttention
 from polyhead.layers.recurrent import convolve, with_tail
 from polyhead.layers.registry import register_builder
-from polyhead.semantics import Causal, DenseSource, KeyLengths, KeyValueSource, Mask
+from polyhead.semantics import DenseSource, KeyValueSource, Mask
 
 
 class ConvolutionalAttention(CausalAttention):
@@ -61,14 +60,7 @@ class ConvolutionalAttention(CausalAttention):
         positions = call.get("positions")
         if real is None or positions is None:  # padding behind a text changes nothing in it
             return super()._over(x, real, *more, **call)
-        if call.get("bias") is not None:
-            raise UnsupportedError(
-                f"{self.called} takes no bias beside padding without a cache: got one"
-            )
-        packing = Packing(~real)
-        call["mask"] = Causal() & KeyLengths(real.sum(dim=1))
-        call["positions"] = packing.pack(positions.expand(real.shape))
-        return packing.unpack(super()._over(packing.pack(x), packing.real, *more, **call))
+        return self._packed(x, real, *more, **call)
 
     def _self_attention(
         self, x: Tensor, positions: Tensor | None, cache: Any, handed: Any

@@ -15,15 +15,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from polyhead.caches.layer_cache import Packing, Step
+from polyhead.caches.layer_cache import Step
 from polyhead.config import AttentionConfig, MultiTokenAttentionConfig
-from polyhead.errors import UnsupportedError
 from polyhead.layers.causal_attention import CausalAttention
 from polyhead.layers.causal_convolution import convolved_call
 from polyhead.layers.handed import Handed
 from polyhead.layers.recurrent import as_heads, with_tail
 from polyhead.layers.registry import register_builder
-from polyhead.semantics import Causal, DenseSource, KeyLengths, KeyValueSource, MultiToken
+from polyhead.semantics import DenseSource, KeyValueSource, MultiToken
 from polyhead.semantics.arguments import AttentionOptions
 
 
@@ -60,15 +59,8 @@ class MultiTokenAttention(CausalAttention):
         positions = call.get("positions")
         if positions is None or not bool((positions < 0).any()):
             return super()._over(x, real, *more, **call)
-        if call.get("bias") is not None:
-            raise UnsupportedError(f"{self.called} takes no bias beside padding: got one")
-        packing = Packing((positions < 0).expand(x.shape[:2]) if real is None else ~real)
-        assert packing.real is not None
-        places = packing.pack(positions.expand(x.shape[:2])).masked_fill(~packing.real, -1)
-        call["positions"] = places
-        if call.get("cache") is None:
-            call["mask"] = Causal() & KeyLengths(packing.real.sum(dim=1))
-        return packing.unpack(super()._over(packing.pack(x), packing.real, *more, **call))
+        real = (positions >= 0).expand(x.shape[:2]) if real is None else real
+        return self._packed(x, real, *more, **call)
 
     def _self_attention(
         self, x: Tensor, positions: Tensor | None, cache: Any, handed: Handed | None
