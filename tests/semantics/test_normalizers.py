@@ -275,6 +275,19 @@ def test_other_kernels_refuse_normalizers_by_name(kernel: str) -> None:
     torch.testing.assert_close(one, ph.attention(q, k, v, normalizer=ph.StickBreaking())[:, :, -1:])
 
 
+def test_deterministic_gradients_are_refused_where_only_the_normalizer_learns() -> None:
+    q, k, v = (x.detach() for x in _inputs())
+    bias = BIAS.clone().requires_grad_()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(UnsupportedError, match="no kernel can do deterministic gradients"):
+            ph.attention(q, k, v, normalizer=ph.Sigmoid(bias))
+        with torch.no_grad():
+            ph.attention(q, k, v, normalizer=ph.Sigmoid(bias))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "said"),
     [

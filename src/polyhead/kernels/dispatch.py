@@ -338,12 +338,14 @@ def _choose(call: Call, name: str) -> tuple[Kernel[Any], Any]:
             raise UnsupportedError(f"batch_invariant() cannot keep the bits of {plan.feature}")
         return by_rows, plan
     if name == "auto":
+        lacking = "this call"
         for kernel in _in_order(call):
             if kernel.auto_skip_reason(call) is None and kernel.unavailable() is None:
                 plan = kernel.plan_of(call)
                 if not isinstance(plan, Refusal):
                     return kernel, plan
-        raise UnsupportedError("no kernel can do this call")
+                lacking = plan.feature
+        raise UnsupportedError(f"no kernel can do {lacking}")
     named = KERNELS.get(name) if isinstance(name, str) else None
     if named is None:
         raise ValueError(f"kernel must be 'auto' or one of {', '.join(KERNELS)}: got {name!r}")

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.kernels.base import Kernel
+from polyhead.kernels.base import Kernel, Refusal
 from polyhead.kernels.whole_rows import attend_by_rows
 from polyhead.semantics import Call, DenseSource, KeyValueSource, State, Tokens, Visibility
 from polyhead.semantics.call import Specification
@@ -66,7 +66,13 @@ class TiledKernel(Kernel[None]):
     summary = "online softmax over tiles in pure PyTorch; every feature, O(T) memory, any device"
     takes_normalizers = True
 
-    def plan(self, call: Call) -> None:
+    def plan(self, call: Call) -> Refusal | None:
+        spec = call.spec
+        if spec.normalizer is not None and spec.deterministic and call.requires_grad:
+            return Refusal(
+                f"deterministic gradients with normalizer={spec.normalizer!r} (torch computes them "
+                "on all threads)"
+            )
         return None
 
     def run(self, call: Call, plan: None) -> State:
