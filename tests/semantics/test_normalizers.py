@@ -316,11 +316,26 @@ def test_wrong_numbers_of_normalizers_are_named() -> None:
         (lambda: ph.Sigmoid(torch.zeros(2, 2)), r"of shape \[2, 2\]"),
         (ph.TalkingHeads, "before, after or both"),
         (lambda: ph.TalkingHeads(torch.zeros(2, 3)), r"before must be \[H, H\]"),
-        (lambda: ph.MultiToken(torch.zeros(2, 3)), r"shape \[H, Q, K\]"),
+        (lambda: ph.MultiToken(torch.zeros(2, 3)), r"tensor \[H, Q, K\]"),
+        (lambda: ph.MultiToken(KERNEL[:, :0]), "needs a query"),
         (lambda: ph.MultiToken(KERNEL, torch.eye(3)), r"after must be \[H, H\] with H = 4"),
-        (lambda: ph.CoPE(torch.zeros(2, 3)), r"shape \[B, H, T, n\]"),
+        (lambda: ph.CoPE(torch.zeros(2, 3)), r"tensor \[B, H, T, n\]"),
     ):
         with pytest.raises(ValueError, match=said):
             wrong()
+    for wrong, said in (
+        (lambda: ph.CoPE(3), r"of_query must be a floating-point tensor \[B, H, T, n\]: got int"),
+        (lambda: ph.MultiToken([1.0]), r"kernel must be .* \[H, Q, K\]: got list"),
+        (lambda: ph.TalkingHeads("x"), r"before must be .* \[H, H\]: got str"),
+    ):
+        with pytest.raises(TypeError, match=said):
+            wrong()
+    with pytest.raises(ValueError, match=r"got torch.int32 of shape \[4, 4\]"):
+        ph.TalkingHeads(after=torch.eye(4).int())
+    elsewhere, given = ph.Sigmoid(BIAS.to("meta")), [x.detach() for x in _inputs()]
+    with pytest.raises(ValueError, match="on the device of q, cpu: got meta"):
+        ph.attention(*given, normalizer=elsewhere)
+    none = [x[:, :, :0] for x in given]
+    assert ph.attention(*none, normalizer=ph.CoPE(TABLE[:, :, :0])).shape == (B, H, 0, D)
     with pytest.raises(UnsupportedError, match="each depends on all"):
         ph.TalkingHeads(torch.eye(4)).of_heads([1])

@@ -127,6 +127,11 @@ def _check_normalizer(
         raise ValueError(f"sinks join the softmax's denominator: got them with {normalizer!r}")
     if return_lse:
         raise ValueError(f"a log-sum-exp is the softmax's: got return_lse=True with {normalizer!r}")
+    for x in normalizer.tensors:
+        if x.device != q.device:
+            raise ValueError(
+                f"{normalizer!r} must be on the device of q, {q.device}: got {x.device}"
+            )
     normalizer.check(*q.shape[:3])
 
 

@@ -63,6 +63,15 @@ class Normalizer(Component, ABC):
         """Raises ValueError unless it fits a call."""
 
 
+def check_numbers(name: str, x: object, shape: str) -> None:
+    """Raises unless ``x`` is a floating-point tensor with the dimensions of ``shape``, "[H, H]"."""
+    said = f"{name} must be a floating-point tensor {shape}: got"
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{said} {type(x).__name__}")
+    if not x.is_floating_point() or x.ndim != shape.count(",") + 1 or not x.shape[-1]:
+        raise ValueError(f"{said} {x.dtype} of shape {list(x.shape)}")
+
+
 def normalized(normalizer: Normalizer, scores: Tensor, q: Tokens, k: Tokens) -> Tensor:
     """The weights ``[B, H, T, S]`` of whole rows of masked scores; 0 where a key is not seen."""
     if scores.shape[-1] == 0:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyhead.semantics.normalizer import Normalizer, sums_of_later
+from polyhead.semantics.normalizer import Normalizer, check_numbers, sums_of_later
 from polyhead.semantics.reference import softmax
 from polyhead.semantics.tokens import Tokens
 
@@ -24,11 +24,7 @@ class CoPE(Normalizer, arguments={"of_query": Tensor}):
     """
 
     def __init__(self, of_query: Tensor) -> None:
-        if of_query.ndim != 4 or not of_query.is_floating_point() or not of_query.shape[-1]:
-            raise ValueError(
-                "CoPE of_query must be floating point of shape [B, H, T, n]: got "
-                f"{of_query.dtype} of shape {list(of_query.shape)}"
-            )
+        check_numbers("CoPE of_query", of_query, "[B, H, T, n]")
         self.of_query = of_query
 
     @property

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
-from polyhead.semantics.normalizer import Normalizer, by_position
+from polyhead.semantics.normalizer import Normalizer, by_position, check_numbers
 from polyhead.semantics.normalizers.talking_heads import mix_heads
 from polyhead.semantics.reference import softmax
 from polyhead.semantics.tokens import Tokens
@@ -28,11 +28,11 @@ class MultiToken(Normalizer, arguments={"kernel": Tensor, "after": Tensor | None
     """
 
     def __init__(self, kernel: Tensor, after: Tensor | None = None) -> None:
-        if kernel.ndim != 3 or not kernel.is_floating_point() or 0 in kernel.shape:
-            raise ValueError(
-                "MultiToken kernel must be floating point of shape [H, Q, K]: got "
-                f"{kernel.dtype} of shape {list(kernel.shape)}"
-            )
+        check_numbers("MultiToken kernel", kernel, "[H, Q, K]")
+        if not kernel.shape[1]:
+            raise ValueError(f"MultiToken kernel needs a query: got {list(kernel.shape)}")
+        if after is not None:
+            check_numbers("MultiToken after", after, "[H, H]")
         if after is not None and after.shape != (len(kernel), len(kernel)):
             raise ValueError(
                 f"MultiToken after must be [H, H] with H = {len(kernel)} of the kernel: got "

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead._utils.checks import check_number
-from polyhead.semantics.normalizer import Normalizer
+from polyhead.semantics.normalizer import Normalizer, check_numbers
 from polyhead.semantics.tokens import Tokens
 
 
@@ -23,13 +23,10 @@ class Sigmoid(Normalizer, arguments={"bias": float | Tensor}):
     """
 
     def __init__(self, bias: float | Tensor = 0.0) -> None:
-        if not isinstance(bias, Tensor):
+        if isinstance(bias, Tensor):
+            check_numbers("Sigmoid bias", bias, "[H]")
+        else:
             check_number("Sigmoid bias", bias)
-        elif bias.ndim != 1 or not bias.is_floating_point():
-            raise ValueError(
-                f"Sigmoid bias must be a number or a floating-point tensor [H]: got {bias.dtype} "
-                f"of shape {list(bias.shape)}"
-            )
         self.bias = bias
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyhead.errors import UnsupportedError
-from polyhead.semantics.normalizer import Normalizer
+from polyhead.semantics.normalizer import Normalizer, check_numbers
 from polyhead.semantics.reference import softmax
 from polyhead.semantics.tokens import Tokens
 
@@ -30,7 +30,9 @@ class TalkingHeads(Normalizer, arguments={"before": Tensor | None, "after": Tens
         if not self.tensors:
             raise ValueError("TalkingHeads needs before, after or both: got neither")
         for name, x in (("before", before), ("after", after)):
-            if x is not None and (x.ndim != 2 or x.shape[0] != x.shape[1]):
+            if x is not None:
+                check_numbers(f"TalkingHeads {name}", x, "[H, H]")
+            if x is not None and x.shape[0] != x.shape[1]:
                 raise ValueError(f"TalkingHeads {name} must be [H, H]: got {list(x.shape)}")
 
     @property
