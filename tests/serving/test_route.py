@@ -61,23 +61,24 @@ def test_prefixes_keep_their_server_and_the_others_share_those_of_one_that_fails
 def test_requests_pass_to_servers_that_are_up() -> None:
     model = tiny_decoder()
     first, second = models_of(model), models_of(model)
+    texts_sent = [letter * 40 for letter in "abcdefghijklmnopqrst"]  # to either, but once in 2^19
     with listening(second) as up, socket.create_server(("127.0.0.1", 0)) as closed:
         dead = closed.getsockname()[1]
         closed.close()
         with listening(first) as other:
             urls = [f"http://127.0.0.1:{port}" for port in (up, other, dead)]
             with routing(Router(urls)) as port:
-                answers = [post(port, TEXTS, body(f"{n}" * 40)) for n in range(8)]
-                again = [post(port, TEXTS, body(f"{n}" * 40)) for n in range(8)]
-        assert [status for status, _ in answers + again] == [200] * 16
+                answers = [post(port, TEXTS, body(text)) for text in texts_sent]
+                again = [post(port, TEXTS, body(text)) for text in texts_sent]
+        assert [status for status, _ in answers + again] == [200] * 40
         texts = [answer["choices"] for _, answer in answers]
         assert [answer["choices"] for _, answer in again] == texts
-        alone = [post(up, TEXTS, body(f"{n}" * 40))[1]["choices"] for n in range(8)]
+        alone = [post(up, TEXTS, body(text))[1]["choices"] for text in texts_sent]
         assert texts == alone
         engines = [each["tiny"].engine for each in (first, second)]
         assert all(each is not None and each.stats.cached_tokens >= 32 for each in engines)
         with routing(Router(urls)) as port:  # the second of three is down now too
-            assert {post(port, TEXTS, body(f"{n}" * 40))[0] for n in range(4)} == {200}
+            assert {post(port, TEXTS, body(text))[0] for text in texts_sent[:4]} == {200}
             client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
             client.request("POST", TEXTS, json.dumps(body("a", stream=True, max_tokens=9)))
             answer = client.getresponse()
