@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import tempfile
+import threading
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -116,7 +117,9 @@ def _from_directory(random: Random) -> Tokenizer:
             os.dup2(stderr, 2)
             os.close(stderr)
             screen.seek(0)
-            assert screen.read() == b"", "the screen shows what Rust prints"
+            # Where a target before this one left a thread, ``no_backtrace`` does nothing.
+            if threading.active_count() == 1:
+                assert screen.read() == b"", "the screen shows what Rust prints"
 
 
 def _from_gguf(random: Random) -> Tokenizer:
