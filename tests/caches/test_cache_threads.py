@@ -15,6 +15,7 @@ from test_state_machine import KINDS, tokens
 
 import polyhead as ph
 from polyhead.caches import DenseCache, ModelCache, StoredCache
+from polyhead.caches.in_use import AllInUse
 from polyhead.errors import SharedCacheError
 
 K = torch.randn(2, 1, 3, 8, generator=torch.Generator().manual_seed(0))
@@ -113,3 +114,16 @@ def test_copies_and_forks_of_a_cache_are_used_side_by_side():
             in_thread(lambda other=other: other.rollback(1))
             assert other.lengths == [5, 5]
     assert cache.lengths == [3, 3]
+
+
+def test_what_several_caches_put_off_happens_when_they_are_left_or_one_is_refused():
+    first, second, done = DenseCache(), DenseCache(), []
+    with AllInUse([first, second]):
+        first.in_use.afterwards(lambda: done.append("first"))
+        assert not done
+    assert done == ["first"]
+    assert in_thread(lambda: first.append(K, K)) is not None  # it was let go
+    with second.in_use:
+        refused = in_thread(lambda: AllInUse([first, second]).__enter__())
+    assert isinstance(refused, SharedCacheError)
+    assert in_thread(lambda: first.append(K, K)) is not None

@@ -240,6 +240,16 @@ def test_what_is_saved_goes_on_where_it_was(tmp_path: Any) -> None:
     same(net(x[:, 7:], cache=other), net(x[:, 7:], cache=held))
     with pytest.raises(CheckpointError, match="of another kind: spare is 1 in the file, 0 here"):
         cache().load(tmp_path / "a")
+    tensors, facts = held.state()
+    (name,) = (name for name in tensors if name.startswith("sum"))
+    narrow = tensors | {name: tensors[name].half()}
+    with pytest.raises(ValueError, match=r"sum must be float64: got torch\.float16"):
+        cache(spare=1).restore(narrow, facts, torch.device("cpu"))
+
+
+def test_an_empty_cache_has_nothing_to_roll_back() -> None:
+    with pytest.raises(ValueError, match="must be 0 to length=0 tokens: got 1"):
+        cache().rollback(1)
 
 
 def model() -> ph.Transformer:
