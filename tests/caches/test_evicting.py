@@ -15,6 +15,7 @@ from polyhead.caches import (
     Quantized,
     SnapKV,
     StoredCache,
+    StreamingLLM,
     cache_bytes,
 )
 from polyhead.config import (
@@ -158,16 +159,18 @@ def test_every_kernel_and_narrow_dtypes_read_what_is_held(layout, choose, kernel
     torch.testing.assert_close(torch.cat(found, dim=1).double(), wanted, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("layout", [H2O(12), SnapKV(12, window=4)], ids=str)
+@pytest.mark.parametrize("layout", [H2O(12), SnapKV(12, window=4), StreamingLLM(12)], ids=str)
 @torch.no_grad()
 def test_padded_rows_keep_what_they_keep_alone(layout):
     attn, cache = layer(), EvictingCache(layout)
     alone = [EvictingCache(layout), EvictingCache(layout)]
     generator = torch.Generator().manual_seed(3)
-    for columns in (20, 3, 1, 9, 1, 1):
+    for columns in (6, 1, 20, 3, 1, 9, 1, 1):
         x = torch.randn(2, columns, 32, generator=generator, dtype=torch.float64)
         real = torch.rand(2, columns, generator=generator) < 0.8
-        real[0, 0] = real[1, -1] = True
+        if columns == 6:  # rows that hold 3 and 6 tokens
+            real = torch.arange(6) >= torch.tensor([[3], [0]])
+        real[0, -1] = real[1, -1] = True
         positions = cache.next_positions(real)
         y = attn(x, mask=ph.Causal(), cache=cache, positions=positions)
         for row, single in enumerate(alone):
@@ -190,7 +193,7 @@ def model(attention=None, **options) -> ph.Transformer:
 IDS = torch.randint(50, (2, 60), generator=torch.Generator().manual_seed(4))
 
 
-@pytest.mark.parametrize("layout", [H2O(64), SnapKV(64)], ids=str)
+@pytest.mark.parametrize("layout", [H2O(64), SnapKV(64), StreamingLLM(64)], ids=str)
 @torch.no_grad()
 def test_with_a_budget_of_all_tokens_a_model_is_as_with_all_keys(layout):
     made = model()
@@ -216,7 +219,9 @@ def test_the_decode_plan_says_that_modules_compute_and_why():
 
 
 @pytest.mark.parametrize("tokens", [5, 60])
-@pytest.mark.parametrize("layout", [H2O(20), H2O(100), SnapKV(40), SnapKV(100)], ids=str)
+@pytest.mark.parametrize(
+    "layout", [H2O(20), H2O(100), SnapKV(40), SnapKV(100), StreamingLLM(20)], ids=str
+)
 @torch.no_grad()
 def test_planned_bytes_are_held_bytes_and_have_a_bound(layout, tokens):
     made = model(AttentionConfig(H, G, D, rope=RopeConfig(), window=7))
@@ -235,13 +240,14 @@ def test_planned_bytes_are_held_bytes_and_have_a_bound(layout, tokens):
     roomy.append(k, k)
     sizes = {"num_kv_heads": G, "key_dim": D, "value_dim": D, "dtype": torch.float32}
     assert roomy.bytes == cache_bytes(layout, Plain(), tokens=500, batch_size=2, **sizes)
-    if isinstance(layout, H2O):
+    if layout.most_tokens is not None:
         made(IDS, cache=cache)
         sizes = set()
         for _ in range(100):
             made(IDS[:, :1], cache=cache)
             sizes.add(cache.layers[0].bytes)
-        assert sizes == {2 * layout.budget * G * (2 * D * 4 + 4 + 8)}
+        weights = 4 if layout.accumulates else 0
+        assert sizes == {2 * layout.budget * G * (2 * D * 4 + weights + 8)}
 
 
 @torch.no_grad()
@@ -273,7 +279,7 @@ def test_rollback_goes_back_to_what_no_choice_depends_on():
         assert torch.equal(fresh, attn(X, mask=ph.Causal(), cache=EvictingCache(layout)))
 
 
-@pytest.mark.parametrize("layout", [H2O(12), SnapKV(12, window=4)], ids=str)
+@pytest.mark.parametrize("layout", [H2O(12), SnapKV(12, window=4), StreamingLLM(12)], ids=str)
 @torch.no_grad()
 def test_forks_reordered_rows_and_saved_files_go_on_as_the_cache_does(layout, tmp_path):
     attn, cache = layer(), EvictingCache(layout)
@@ -302,7 +308,7 @@ def test_forks_reordered_rows_and_saved_files_go_on_as_the_cache_does(layout, tm
     assert short.max_rollback == before
 
 
-@pytest.mark.parametrize("layout", [H2O(12), SnapKV(12, window=4)], ids=str)
+@pytest.mark.parametrize("layout", [H2O(12), SnapKV(12, window=4), StreamingLLM(12)], ids=str)
 @torch.no_grad()
 def test_refused_calls_leave_the_cache_as_it_was(layout):
     attn, cache = layer(), EvictingCache(layout)
@@ -312,7 +318,7 @@ def test_refused_calls_leave_the_cache_as_it_was(layout):
         x = X[:, 20 : 20 + count]
         for options in (
             {"mask": ph.Causal() & ph.Window(4)},
-            {"mask": ph.Causal(), "bias": ph.ALiBi(torch.ones(H))},
+            {"mask": ph.Causal(), "bias": torch.zeros(2, H, 1, 1)},
         ):
             with pytest.raises(UnsupportedError, match=r"mask=Causal\(\) or None and no bias"):
                 attn(x, cache=cache, **options)
@@ -347,7 +353,7 @@ def test_tokens_whose_queries_nobody_showed_are_not_lost_in_silence():
 @torch.no_grad()
 def test_a_model_that_fails_between_layers_is_empty_or_as_before():
     made = model()
-    for layout in (H2O(20), SnapKV(40)):
+    for layout in (H2O(20), SnapKV(40), StreamingLLM(20)):
         cache = made.new_cache(evicting=layout)
         made(IDS[:, :30], cache=cache)
         handle = made.layers[1].attention.register_attention_hook(lambda record: 1 / 0)
@@ -368,13 +374,13 @@ def config_of(attention=None, **options) -> TransformerConfig:
     [
         (LatentAttentionConfig(4, 16, 8, 8, 8), {}, "layer 1, MLA"),
         (MambaConfig(10, 4, 3), {}, "layer 1, Mamba, cannot evict keys"),
-        (AttentionConfig(H, G, D, alibi=ALiBiConfig()), {}, "ALiBi needs the positions of keys"),
+        (AttentionConfig(H, G, D, alibi=ALiBiConfig()), {}, "its bias needs positions of keys"),
         (
             AttentionConfig(H, G, D, rope=RopeConfig(), hands_on_keys=True),
             {},
             "later layers read its keys",
         ),
-        (None, {"relative_bias": RelativeBiasConfig(8, 32)}, "bias needs the positions of keys"),
+        (None, {"relative_bias": RelativeBiasConfig(8, 32)}, "bias needs positions of keys"),
     ],
     ids=["latent", "states", "alibi", "handed on", "relative bias"],
 )
@@ -402,11 +408,16 @@ def test_options_that_contradict_evicting_are_refused_by_name():
             ph.plan(made.config, evicting=H2O(8), **options)
     with pytest.raises(ConfigError, match="is for one process"):
         ph.plan(made.config, evicting=H2O(8), tensor_parallel=2)
-    with pytest.raises(ConfigError, match=r"evicting must be H2O\(budget\) or SnapKV\(budget\)"):
+    with pytest.raises(
+        ConfigError,
+        match=r"evicting must be H2O\(budget\), SnapKV.* or StreamingLLM\(budget\): got 8",
+    ):
         made.new_cache(evicting=8)
     with pytest.raises(ConfigError, match="layout of a StoredCache must be Dense, Ring or Paged"):
         StoredCache(H2O(8))
-    with pytest.raises(ConfigError, match="layout of a EvictingCache must be H2O or SnapKV"):
+    with pytest.raises(
+        ConfigError, match="layout of a EvictingCache must be H2O, SnapKV or StreamingLLM"
+    ):
         EvictingCache(DenseCache().layout)
     with ph.batch_invariant(), pytest.raises(UnsupportedError, match="which keys stay depends"):
         made.new_cache(evicting=H2O(8))
@@ -419,6 +430,8 @@ def test_options_that_contradict_evicting_are_refused_by_name():
         (lambda: SnapKV(32), "budget must be"),
         (lambda: SnapKV(40, kernel=4), "kernel must be odd"),
         (lambda: SnapKV(40, pooling="sum"), "pooling must be"),
+        (lambda: StreamingLLM(4), "budget must be"),
+        (lambda: StreamingLLM(4, sinks=-1), "sinks must be"),
     ):
         with pytest.raises(ConfigError, match=words):
             made_of()

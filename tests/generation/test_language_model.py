@@ -9,7 +9,7 @@ import pytest
 import torch
 from tiny import CONTEXT, VOCABULARY, byte_tokenizer, decoder, encoder
 
-from polyhead.caches import H2O, SnapKV
+from polyhead.caches import H2O, SnapKV, StreamingLLM
 from polyhead.errors import ConfigError, ContextLengthError, InputError
 from polyhead.generation import LanguageModel
 
@@ -270,7 +270,7 @@ def test_an_encoder_is_no_language_model() -> None:
         LanguageModel(encoder(), byte_tokenizer())
 
 
-@pytest.mark.parametrize("layout", [H2O, SnapKV])
+@pytest.mark.parametrize("layout", [H2O, SnapKV, StreamingLLM])
 @pytest.mark.parametrize("beams", [1, 2])
 def test_texts_of_a_cache_that_evicts_are_those_of_all_keys_while_the_budget_holds_them(
     model: LanguageModel, layout: Any, beams: int
@@ -280,7 +280,20 @@ def test_texts_of_a_cache_that_evicts_are_those_of_all_keys_while_the_budget_hol
     wanted = model.generate(prompts, **options)
     found = model.generate(prompts, cache={"evicting": layout(80)}, **options)
     assert [each.ids for each in found] == [each.ids for each in wanted]
-    small = layout(9) if layout is H2O else layout(9, window=4)
+    small = layout(9, window=4) if layout is SnapKV else layout(9)
     less = model.generate(prompts, cache={"evicting": small}, **options)
     assert [len(each.ids) for each in less] == [12, 12]
     assert less[0].stats.cache_used_bytes < wanted[0].stats.cache_used_bytes
+
+
+def test_streams_go_on_beyond_the_context(model: LanguageModel) -> None:
+    context, endless = model.config.max_positions, {"evicting": StreamingLLM(9)}
+    far: dict[str, Any] = {"max_new_tokens": context + 20, "min_new_tokens": context + 20}
+    for prompts in ("Hello", ["Hello", "Once upon a time"]):
+        found = model.generate(prompts, cache=endless, **far)
+        assert {len(each.ids) for each in (found if isinstance(found, list) else [found])} == {
+            context + 20
+        }
+    assert len(model.generate("Hello", cache={"evicting": H2O(9)}, **far).ids) < context
+    unbound = {"max_new_tokens": None, "min_new_tokens": context}
+    assert len(model.generate("Hello", cache=endless, **unbound).ids) < context

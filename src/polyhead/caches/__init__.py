@@ -6,7 +6,7 @@ both as data, and ``StoredCache`` for any pair.
 
 from polyhead.caches.dense import DenseCache
 from polyhead.caches.evicting import EvictingCache
-from polyhead.caches.eviction import H2O, Evicting, SnapKV
+from polyhead.caches.eviction import H2O, Evicting, SnapKV, StreamingLLM
 from polyhead.caches.kinds import LatentCache, PagedCache, QuantizedCache, RingCache
 from polyhead.caches.layer_cache import LayerCache, Step
 from polyhead.caches.model_cache import ModelCache
@@ -48,5 +48,6 @@ __all__ = [
     "Step",
     "Storage",
     "StoredCache",
+    "StreamingLLM",
     "cache_bytes",
 ]

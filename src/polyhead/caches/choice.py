@@ -99,7 +99,10 @@ def check_evicting(
         quantized: As in ``layer_caches``.
     """
     if not isinstance(evicting, Evicting):
-        raise ConfigError(f"evicting must be H2O(budget) or SnapKV(budget): got {evicting!r}")
+        raise ConfigError(
+            "evicting must be H2O(budget), SnapKV(budget) or StreamingLLM(budget): got "
+            f"{evicting!r}"
+        )
     if kind != "auto" or quantized is not None:
         raise ConfigError(
             f"evicting={evicting} goes with kind='auto' and quantized=None, since evicted keys are "
@@ -108,13 +111,27 @@ def check_evicting(
     for index, layer in enumerate(config.layers):
         if layer.attention.visible_window is not None:
             continue  # a ring, of what it sees
-        why = layer.attention.no_eviction
-        if config.relative_bias is not None:
-            why = "its bias needs the positions of keys, which would differ from head to head"
+        why = layer.attention.no_eviction or _no_eviction(layer.attention, config, evicting)
         if layer.out_memories(config.embed_dim):
             why = "it remembers more than keys and values"
         if why is not None:
             raise ConfigError(f"layer {index}, {layer.attention.layout}, cannot evict keys: {why}")
+
+
+def _no_eviction(
+    attention: HeadLayout, config: TransformerConfig, evicting: Evicting
+) -> str | None:
+    """Why keys cannot be evicted as a layout does; None: they can."""
+    if evicting.by_weight:
+        if config.relative_bias is None and getattr(attention, "alibi", None) is None:
+            return None
+        return "its bias needs positions of keys, which would differ from head to head"
+    if config.embedding.positions is not None:
+        return f"{config.embedding.positions} positions of tokens cannot be places in the cache"
+    norm = getattr(attention, "qk_norm", None)
+    if norm is not None and norm.place == "after_rope":
+        return f"{evicting} rotates keys when they are read, and they are normalized after that"
+    return None
 
 
 def is_plain(memories: tuple[Memory, ...]) -> bool:

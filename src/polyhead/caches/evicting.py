@@ -1,4 +1,4 @@
-"""A cache that evicts keys by the weights of attention, so that memory has a bound: lossy.
+"""A cache that evicts keys, by the weights of attention or by age: lossy, in bounded memory.
 
 ``append`` returns a source whose ``observer`` a layer calls after attention: from queries and lse
 the cache recomputes the weights of its keys, and then it keeps the new tokens and evicts. Which
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeGuard
 
 import torch
 from torch import Tensor
@@ -24,11 +24,12 @@ from polyhead.caches.eviction import Evicting
 from polyhead.caches.in_use import alone
 from polyhead.caches.layer_kv import LayerKV
 from polyhead.caches.memory import with_one
-from polyhead.caches.protocol import Counts
-from polyhead.caches.source import SlotMask
+from polyhead.caches.protocol import Counts, SequenceCache
+from polyhead.caches.source import NO_POSITION, SlotMask
 from polyhead.caches.stored import StoredCache
 from polyhead.caches.views import without_places
 from polyhead.errors import UnsupportedError
+from polyhead.semantics.biases import ALiBi, RelativeBias
 from polyhead.semantics.call import Specification
 from polyhead.semantics.masks import Causal
 from polyhead.semantics.sources import KeyValueSource
@@ -51,13 +52,14 @@ class _Awaiting(NamedTuple):
 class EvictingCache(StoredCache):
     """Keys and values of one layer of softmax attention, of which some are lost for good.
 
-    For ``MultiHeadAttention`` without biases and with no mask but ``Causal()``: others are refused.
-    Rollbacks go back to what no eviction, and with ``H2O`` no weight, depends on. Layers run as
-    modules, outside of the native decode plan; there are no gradients. Who calls ``append`` without
-    a layer shows the queries to the source's ``observer``, where it has one.
+    For ``MultiHeadAttention`` with no mask but ``Causal()``, and without biases except biases by
+    distance with ``StreamingLLM``: others are refused. Rollbacks go back to what no eviction, and
+    with ``H2O`` no weight, depends on. Layers run as modules, outside of the native decode plan;
+    there are no gradients. Who calls ``append`` without a layer shows the queries to the source's
+    ``observer``, where it has one, and with ``StreamingLLM`` rotates keys by ``places``.
 
     Args:
-        layout: ``H2O(budget)`` or ``SnapKV(budget)``.
+        layout: ``H2O(budget)``, ``SnapKV(budget)`` or ``StreamingLLM(budget)``.
         capacity: Tokens per row to make room for at the first append, at most the budget.
 
     Raises:
@@ -71,6 +73,7 @@ class EvictingCache(StoredCache):
     def __init__(self, layout: Evicting, capacity: int = 0) -> None:
         super().__init__(layout, None, capacity)
         self._reserved = min(self._reserved, layout.budget)
+        self.rotates_late = not self.layout.by_weight
         self._settled: list[int] = []  # lengths behind which nothing can be taken back
         self._awaiting: _Awaiting | None = None
 
@@ -83,7 +86,22 @@ class EvictingCache(StoredCache):
 
     @property
     def even(self) -> bool:
-        return super().even and self._lengths.count(self.length) == len(self._lengths)
+        one_length = super().even and self._lengths.count(self.length) == len(self._lengths)
+        return one_length and not (self.rotates_late and any(self.evicted))
+
+    @property
+    def evicted(self) -> list[int]:
+        """Tokens of each batch row that are lost."""
+        if self._contents is None:
+            return [0] * len(self._lengths)
+        stops = self._contents.main.stops
+        return [length - stop for length, stop in zip(self._lengths, stops, strict=True)]
+
+    def places(self, positions: int | Tensor) -> int | Tensor:
+        if not isinstance(positions, Tensor):
+            return positions  # nothing has been evicted: else rows are not even
+        evicted = torch.tensor(self.evicted or [0], device=positions.device)
+        return (positions - evicted[:, None]).masked_fill(positions >= NO_POSITION, -1).clamp(min=0)
 
     @property
     def positions(self) -> Tensor:
@@ -123,8 +141,7 @@ class EvictingCache(StoredCache):
             source = self._view()
             source.observer = partial(self._check, new.counts)
             return source
-        even = self.even and min(new.counts) == T
-        source = without_places(contents, lengths, chunk, where, even=even)
+        source = self._view(chunk, where, even=self.even and min(new.counts) == T)
         source.observer = self._observe
         self._awaiting = _Awaiting(source, chunk, new, where, evicts)
         return source
@@ -209,8 +226,18 @@ class EvictingCache(StoredCache):
             found.append(weights[..., None])
         return [*found, where[:, None, :, None].expand(*chunk.k.shape[:3], 1)]
 
-    def _view(self) -> KeyValueSource:
-        return without_places(self._held(), self._lengths, even=self.even)
+    def _view(
+        self, chunk: KVChunk | None = None, where: Tensor | None = None, *, even: bool | None = None
+    ) -> KeyValueSource:
+        """What is held, and a chunk that is not, at ``where [B, T]``; ``even`` as ``self.even``."""
+        even = self.even if even is None else even
+        before = None
+        if self.rotates_late and not even:
+            positions = self.positions[:, 0]
+            lost = torch.tensor(self.evicted, device=positions.device)[:, None]
+            first = (positions >= 0) & (positions < self.layout.budget - self.layout.last_tokens)
+            before = torch.where(first, positions + lost, positions)
+        return without_places(self._held(), self._lengths, chunk, where, before, even=even)
 
     @alone
     @torch.no_grad()
@@ -226,7 +253,11 @@ class EvictingCache(StoredCache):
         if (count := self.layout.last_queries) is not None:
             real = awaiting.positions >= 0
             q, lse, q_tokens = last_queries(q, lse, q_tokens, real, count)
-        weights = weights_of_keys(awaiting.source, q, lse, spec, q_tokens)
+        source = awaiting.source
+        if self.layout.by_weight:
+            weights = weights_of_keys(source, q, lse, spec, q_tokens)
+        else:
+            weights = q.new_zeros(source.batch, source.num_kv_heads, source.tokens.length)
         held, new = weights[:, :, : rows.extent], weights[:, :, rows.extent :]
         if self.layout.accumulates:
             held += rows.read(0, rows.extent, only=2)[0][..., 0]
@@ -247,11 +278,16 @@ class EvictingCache(StoredCache):
         self, counts: list[int], q: Tensor, lse: Tensor, spec: Specification, q_tokens: Tokens
     ) -> None:
         """Takes back the last tokens and raises where positions of keys would matter."""
-        if spec.bias is not None or type(spec.mask) not in (type(None), Causal, SlotMask):
+        by_distance = self.rotates_late and isinstance(spec.bias, ALiBi | RelativeBias)
+        plain = type(spec.mask) in (type(None), Causal, SlotMask)
+        if not plain or not (spec.bias is None or by_distance):
             self.rollback(counts)
+            why = "since heads differ in which keys they hold"
+            if self.rotates_late:
+                why = "or one by distance, since positions are places in the cache"
             raise UnsupportedError(
-                "an EvictingCache takes mask=Causal() or None and no bias, since heads differ in "
-                f"which keys they hold: got mask={spec.mask}, bias={spec.bias}"
+                f"an EvictingCache of {self.layout} takes mask=Causal() or None and no bias, {why}"
+                f": got mask={spec.mask}, bias={spec.bias}"
             )
 
     def _write(self, new: AppendPlan, records: list[Tensor]) -> None:
@@ -275,3 +311,8 @@ class EvictingCache(StoredCache):
             rows.read(0, extent, only=2)[0][..., 0] = weights[:, :, :extent]
         keep(rows, records, stays, stops)
         self._lengths = lengths
+
+
+def is_endless(cache: SequenceCache) -> TypeGuard[EvictingCache]:
+    """Whether positions are places in a cache, so that a text has no end for it."""
+    return isinstance(cache, EvictingCache) and cache.rotates_late

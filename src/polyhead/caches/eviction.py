@@ -1,7 +1,8 @@
-"""Layouts that evict keys by the weights that attention gave them: what is forgotten is lost.
+"""Layouts that evict keys: what is forgotten is lost.
 
-Each kv head chooses for itself. A key's weights are exact, p_ij = exp(score_ij − lse_i), over the
-keys that are still held, and are added up over the query heads that share the kv head.
+``H2O`` and ``SnapKV`` go by the weights that attention gave keys, and each kv head chooses for
+itself. A key's weights are exact, p_ij = exp(score_ij − lse_i), over the keys that are still held,
+and are added up over the query heads that share the kv head. ``StreamingLLM`` goes by position.
 
 Shape letters: B batch, G kv heads, S keys.
 """
@@ -31,6 +32,9 @@ class Evicting(ABC):
 
     accumulates: ClassVar[bool]
     """Whether weights of all queries are added up, a number for each key; else of the last ones."""
+    by_weight: ClassVar[bool] = True
+    """Whether heads choose, each for itself; else all hold the same tokens, and keys are rotated,
+    and biases counted, by places in the cache."""
     budget: int
 
     @property
@@ -134,3 +138,42 @@ class SnapKV(Evicting):
         pool = F.max_pool1d if highest else F.avg_pool1d
         pooled = pool(row, self.kernel, 1, self.kernel // 2)
         return torch.empty_like(weights).scatter_(-1, order, pooled)
+
+
+@dataclass(frozen=True)
+class StreamingLLM(Evicting):
+    """The first ``sinks`` tokens and the most recent ones, for endless texts (Xiao et al. 2023).
+
+    After every call the first tokens, which draw much weight whatever they say, and the last
+    ``budget`` − ``sinks`` stay (arXiv 2309.17453). Positions are places in the cache (§3.2): keys
+    are held before rotary embedding and rotated when they are read, so that no distance exceeds
+    the budget and the tokens of a call, however long the text grows. A prompt in one call is read
+    whole before anything is evicted.
+
+    Attributes:
+        budget: Keys of each kv head, the first ones included.
+        sinks: First tokens that stay; 4 in the paper.
+    """
+
+    accumulates: ClassVar[bool] = False
+    by_weight: ClassVar[bool] = False
+    sinks: int = 4
+
+    def __post_init__(self) -> None:
+        check_int("sinks", self.sinks, least=0, error=ConfigError)
+        check_int("budget", self.budget, least=self.sinks + 1, error=ConfigError)
+
+    @property
+    def last_tokens(self) -> int:
+        return self.budget - self.sinks
+
+    @property
+    def last_queries(self) -> int | None:
+        return None
+
+    @property
+    def most_tokens(self) -> int | None:
+        return self.budget
+
+    def ranked(self, weights: Tensor, positions: Tensor, older: Tensor) -> Tensor:
+        return -positions.to(weights.dtype)

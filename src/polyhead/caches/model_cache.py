@@ -20,7 +20,7 @@ from torch import Tensor
 from polyhead.caches import files
 from polyhead.caches.choice import Kind, layer_caches
 from polyhead.caches.dense import DenseCache
-from polyhead.caches.evicting import EvictingCache
+from polyhead.caches.evicting import EvictingCache, is_endless
 from polyhead.caches.eviction import Evicting
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.layer_cache import LayerCache
@@ -80,8 +80,8 @@ class ModelCache:
             quantized: Quantize old tokens so; in a ring without sinks.
             spare: Tokens that a ring keeps beyond its window, to roll back that many and one; and
                 snapshots of states, to roll back that many.
-            evicting: Layers without a window evict keys so, which are lost: ``H2O(budget)`` or
-                ``SnapKV(budget)``; with ``"auto"``, and not quantized.
+            evicting: Layers without a window evict keys so, which are lost: ``H2O(budget)``,
+                ``SnapKV(budget)`` or ``StreamingLLM(budget)``; with ``"auto"``, and not quantized.
 
         Raises:
             ValueError: A number that cannot be, or a layer whose keys cannot be evicted, named.
@@ -143,6 +143,18 @@ class ModelCache:
     def max_rollback(self) -> int:
         """Tokens that ``rollback`` can remove from every layer now; removing all always works."""
         return min(cache.max_rollback for cache in self.layers)
+
+    @property
+    def lost_positions(self) -> int:
+        """Positions by which a text may be longer than the model's context, since its tokens stand
+        at their places in the cache (``StreamingLLM``): those that every row has lost."""
+        lost = (cache.evicted for cache in self.layers if is_endless(cache))
+        return min((min(of_rows, default=0) for of_rows in lost), default=0)
+
+    @property
+    def endless(self) -> bool:
+        """Whether texts may grow beyond the model's context (``StreamingLLM``)."""
+        return any(is_endless(cache) for cache in self.layers)
 
     def check_owner(self, owner: str) -> None:
         """Raises unless the caches belong to a model.

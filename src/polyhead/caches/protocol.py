@@ -175,7 +175,18 @@ class SequenceCache(ABC):
 
 
 class KeyValueCache(SequenceCache):
-    """The keys and values of one attention layer."""
+    """The keys and values of one attention layer.
+
+    Attributes:
+        rotates_late: Whether ``append`` takes keys before rotary embedding, and queries and the
+            keys of its source are rotated by ``places`` of their positions.
+    """
+
+    rotates_late: bool = False
+
+    def places(self, positions: int | Tensor) -> int | Tensor:
+        """Positions ``[B, S]`` counted without what was evicted, where ``rotates_late``."""
+        return positions
 
     @abstractmethod
     def append(self, k: Tensor, v: Tensor, positions: Tensor | None = None) -> KeyValueSource:

@@ -303,8 +303,8 @@ def cache_bytes(
     """Bytes of all tensors of one layer's cache with room for ``tokens`` tokens per batch row.
 
     Args:
-        layout: ``Dense()``, ``Ring(window)``, ``Paged(page_size)``, ``H2O(budget)`` or
-            ``SnapKV(budget)``.
+        layout: ``Dense()``, ``Ring(window)``, ``Paged(page_size)``, ``H2O(budget)``,
+            ``SnapKV(budget)`` or ``StreamingLLM(budget)``.
         storage: ``Plain()``, ``Latent(rank, rope)`` or ``Quantized(...)``.
         tokens: Tokens of each row; a ring keeps its window of them, what evicts its budget.
         batch_size: Number of rows.

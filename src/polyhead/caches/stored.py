@@ -59,7 +59,7 @@ class StoredCache(KeyValueCache):
         capacity = check_int("capacity", capacity, least=0, error=ValueError)
         self.layout = Dense() if layout is None else layout
         if isinstance(layout, Evicting) is not self._evicts:
-            wanted = "H2O or SnapKV" if self._evicts else "Dense, Ring or Paged"
+            wanted = "H2O, SnapKV or StreamingLLM" if self._evicts else "Dense, Ring or Paged"
             raise ConfigError(f"layout of a {type(self).__name__} must be {wanted}: got {layout!r}")
         self.storage: Storage = Plain() if storage is None else storage
         latent = latent_of(self.storage)

@@ -196,19 +196,21 @@ def without_places(
     lengths: Sequence[int],
     chunk: KVChunk | None = None,
     where: Tensor | None = None,
+    before: Tensor | None = None,
     *,
     even: bool,
 ) -> KeyValueSource:
     """What a cache that evicts holds, and a chunk that is not in it.
 
-    Heads hold tokens of different positions, all of which later queries see. They get places just
-    before those of the chunk.
+    All later queries see what is held, of whatever positions: they get places just before those of
+    the chunk, in the order in which they lie unless ``before`` gives another one.
 
     Args:
         contents: Where the held tokens lie, from address 0 on.
         lengths: Tokens of each row before the chunk, those included that are forgotten.
         chunk: The new tokens.
         where: Their positions ``[B, T]``, below 0 for padding.
+        before: Places ``[B, S]`` of the held tokens, below 0 where there is none.
         even: Whether rows have, and hold, equally many tokens each, and there is no padding.
     """
     rows, shape = contents.main, contents.shape
@@ -221,9 +223,11 @@ def without_places(
     spans = [InMemorySegment(run, shape.value_dim) for run in runs]
     if even:
         return StoredSource(spans, shape, shift=shift)
-    before, stops = torch.tensor([[*lengths], rows.stops], device=shape.device)[..., None]
-    slots = torch.arange(rows.extent, device=shape.device)
-    places = (slots + before - stops).where(slots < stops, NO_POSITION)
+    if before is None:
+        ends, stops = torch.tensor([[*lengths], rows.stops], device=shape.device)[..., None]
+        slots = torch.arange(rows.extent, device=shape.device)
+        before = (slots + ends - stops).where(slots < stops, -1)
+    places = before.where(before >= 0, NO_POSITION)
     if where is not None:
         places = torch.cat((places, where.where(where >= 0, NO_POSITION)), dim=1)
     return StoredSource(spans, shape, positions=places, gaps=True)

@@ -240,8 +240,6 @@ class AttentionConfig(HeadLayout, kind="heads"):
     def no_eviction(self) -> str | None:
         if type(self) is not AttentionConfig:  # a subclass says so itself
             return super().no_eviction
-        if self.alibi is not None:
-            return "ALiBi needs the positions of keys, which would differ from head to head"
         return "later layers read its keys" if self.hands_on_keys else None
 
     @property

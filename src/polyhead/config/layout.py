@@ -195,7 +195,7 @@ class HeadLayout(OneOfSeveral, ABC):
 
     @property
     def no_eviction(self) -> str | None:
-        """Why a cache cannot evict keys by what heads look at; None: it can."""
+        """Why a cache cannot evict keys; None: it can."""
         return f"{self.layout} does not weigh keys of single tokens by one softmax alone"
 
     @property

@@ -305,10 +305,25 @@ class MultiHeadAttention(HeadProjections):
                 f"kdim={self.kdim}, vdim={self.vdim}; pass a context"
             )
         at: int | Tensor = 0 if cache is None else cache.length
-        q, k, v = self._project(x, at if positions is None else positions)
+        at = at if positions is None else positions
+        if cache is not None and cache.rotates_late:
+            return *self._rotated_late(x, at, positions, cache), None
+        q, k, v = self._project(x, at)
         v = self._with_handed(v, handed)
         source = DenseSource(k, v, positions) if cache is None else cache.append(k, v, positions)
         return q, source, None
+
+    def _rotated_late(
+        self, x: Tensor, at: int | Tensor, positions: Tensor | None, cache: KeyValueCache
+    ) -> tuple[Tensor, KeyValueSource]:
+        """Queries and a source, both rotated by places in the cache (``StreamingLLM``)."""
+        q, k, v = self._project_apart(x, cache.places(at), None)
+        source = cache.append(k, v, positions)
+        rope = self.rope
+        if rope is None:
+            return q, source
+        where = cache.places(source.tokens.position_tensor(x.device))
+        return q, DenseSource.remade(source, lambda k, v: (rope.apply(k, where), v))
 
     def _with_handed(self, v: Tensor, handed: Handed | None) -> Tensor:
         """The values ``[B, G, T, V]`` that are attended to and remembered."""

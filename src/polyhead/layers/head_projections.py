@@ -105,26 +105,30 @@ class HeadProjections(Hooked):
 
     def _project(self, x: Tensor, positions: int | Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q ``[B, H, T, D]``, k ``[B, G, T, D]``, v ``[B, G, T, V]`` of self-attention."""
-        H, G, D = self.num_heads, self.num_kv_heads, self.head_dim
-        modules = self._modules  # faster than attributes, which nn.Module looks up here
+        if self._rotates_together:
+            H, G, D = self.num_heads, self.num_kv_heads, self.head_dim
+            modules = self._modules  # faster than attributes, which nn.Module looks up here
+            joined = fused_linear(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
+            if joined is not None:
+                # Queries and keys are neighbours in memory: one rotation turns both.
+                qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
+                v = self._values(joined[..., (H + G) * D :])
+                return qk[:, :H], qk[:, H:], v
+        return self._project_apart(x, positions, positions)
+
+    def _project_apart(
+        self, x: Tensor, positions: int | Tensor, of_keys: int | Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``_project``, keys rotated by positions of their own; None: they are not rotated."""
+        modules = self._modules
         if self.config.values_from_keys:
             q, k = fused.linears(x, modules["q_proj"], modules["k_proj"])
-            return (
-                self._queries(q, positions),
-                self._placed(k, G, "k_norm", positions),
-                self._values(k),
-            )
-        projections = modules["q_proj"], modules["k_proj"], modules["v_proj"]
-        joined = fused_linear(x, *projections) if self._rotates_together else None
-        if joined is not None:
-            # Queries and keys are neighbours in memory: one rotation turns both.
-            qk = self._placed(joined[..., : (H + G) * D], H + G, "q_norm", positions)
-            v = self._values(joined[..., (H + G) * D :])
-            return qk[:, :H], qk[:, H:], v
-        q, k, v = fused.linears(x, *projections)
+            v = k
+        else:
+            q, k, v = fused.linears(x, modules["q_proj"], modules["k_proj"], modules["v_proj"])
         return (
             self._queries(q, positions),
-            self._placed(k, G, "k_norm", positions),
+            self._placed(k, self.num_kv_heads, "k_norm", of_keys),
             self._values(v),
         )
 

@@ -213,7 +213,8 @@ def check_call(
         )
     if config.embedding.frontend is None:
         check_ids("ids", ids, config.vocab_size)
-        check_positions(positions, start, ids, config.max_positions, cache is not None)
+        context = config.max_positions + (0 if cache is None else cache.lost_positions)
+        check_positions(positions, start, ids, context, cache is not None)
     if last is not None and last < 1:
         raise ValueError(f"last must be at least 1 token, or None for all: got {last}")
     if cache is None:

@@ -459,8 +459,8 @@ class Transformer(Fixed):
             page_size: Page size of ``"paged"``.
             quantized: Quantize old tokens so.
             spare: Tokens kept beyond a window, to roll back that many and one.
-            evicting: Layers without a window evict keys so, by the weights of attention:
-                ``H2O(budget)`` or ``SnapKV(budget)``. What is evicted is lost, and results differ.
+            evicting: Layers without a window evict keys so: ``H2O(budget)``, ``SnapKV(budget)`` or
+                ``StreamingLLM(budget)``. What is evicted is lost, and results differ.
 
         Raises:
             ValueError: An encoder, which has nothing to remember, a number that cannot be, or a

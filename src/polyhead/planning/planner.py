@@ -108,7 +108,8 @@ def plan(
         link: Bytes per second that a rank sends to the next, or as ``"50GB/s"``: with ``flops``,
             from how many tokens transfers hide behind attention.
         evicting: Layers without a window evict keys, as those of ``new_cache(evicting=...)`` do:
-            ``H2O(budget)`` or ``SnapKV(budget)``. The bytes are those behind a prompt of
+            ``H2O(budget)``, ``SnapKV(budget)`` or ``StreamingLLM(budget)``.
+            The bytes are those behind a prompt of
             ``tokens``, and results differ from those of the model.
 
     Raises:
@@ -223,9 +224,10 @@ def _seeing(model: TransformerConfig, keys: int) -> TransformerConfig:
 
 def _lossy(evicting: Evicting, tokens: int) -> str:
     kept = min(tokens, evicting.budget)
+    weights = ", and computing its weights is not counted" if evicting.by_weight else ""
     return (
         f"evicting keeps {kept:,} of {tokens:,} tokens and loses the others: results differ; other "
-        "head layouts are shown without it, and computing its weights is not counted"
+        f"head layouts are shown without it{weights}"
     )
 
 

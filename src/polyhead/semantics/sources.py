@@ -156,9 +156,10 @@ class DenseSource(KeyValueSource):
 
     @classmethod
     def made_from(cls, source: KeyValueSource, k: Tensor, v: Tensor) -> DenseSource:
-        """Other keys and values of the tokens of a source, in its order; its mask hides them."""
+        """Other keys and values of the tokens of a source, in its order, with its mask and who
+        observes it."""
         made = cls.over(k, v, source.tokens)
-        made.mask = source.mask
+        made.mask, made.observer = source.mask, source.observer
         return made
 
     @classmethod

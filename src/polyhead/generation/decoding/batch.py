@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from polyhead._utils.checks import shown
+from polyhead.caches.eviction import Evicting
 from polyhead.errors import UnsupportedError
 from polyhead.generation.decoding import graphs
 from polyhead.generation.decoding.captured_steps import replayer, tokens_of
@@ -84,7 +85,10 @@ def continued(
     """
     check_search(options, model.config.num_logits, sources)
     options = options.seeded()
-    rooms = [room(options, len(prompt), model.config.max_positions) for prompt in prompts]
+    evicting = cache.get("evicting") if isinstance(cache, Mapping) else None
+    context = model.config.max_positions
+    endless = isinstance(evicting, Evicting) and not evicting.by_weight
+    rooms = [room(options, len(prompt), context, endless=endless) for prompt in prompts]
     training = model.training
     model.eval()
     try:

@@ -290,13 +290,16 @@ def _sequence(name: str, value: Any) -> Sequence[Any]:
     return value
 
 
-def room(options: GenerationOptions, prompt: int, context: int) -> tuple[int, str]:
+def room(
+    options: GenerationOptions, prompt: int, context: int, *, endless: bool = False
+) -> tuple[int, str]:
     """New tokens that a prompt leaves room for, and what sets that limit.
 
     Args:
         options: With ``max_new_tokens`` or ``max_length``, or neither.
         prompt: Tokens of the prompt.
         context: Positions of the model.
+        endless: Whether the cache lets a text grow beyond them, as far as the options say.
     """
     wanted = math.inf
     if options.max_new_tokens is not None:
@@ -304,4 +307,5 @@ def room(options: GenerationOptions, prompt: int, context: int) -> tuple[int, st
     elif options.max_length is not None:
         wanted = max(0, options.max_length - prompt)
     left = context - prompt
-    return (int(wanted), "max_new_tokens") if wanted <= left else (left, "context")
+    fits = wanted <= left or (endless and wanted < math.inf)
+    return (int(wanted), "max_new_tokens") if fits else (left, "context")

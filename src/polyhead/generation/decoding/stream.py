@@ -106,7 +106,10 @@ class TextStream(Iterator[str]):
             check_bool("graph", graph, error=ValueError)
         self.ids: list[int] = []
         self._model, self._prompt = model, list(prompt)
-        self._room, self._ends_by = room(options, len(self._prompt), model.config.max_positions)
+        endless = cache is not None and cache.endless
+        self._room, self._ends_by = room(
+            options, len(self._prompt), model.config.max_positions, endless=endless
+        )
         self._options = options.seeded()
         self._sources = sources
         self._stop_ids, self._stops = stop_ids, stops
