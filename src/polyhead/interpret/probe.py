@@ -27,8 +27,11 @@ from polyhead._utils.texts import Texts
 from polyhead.errors import InputError
 from polyhead.interpret import files, saved
 from polyhead.interpret.kept import KeptCall, token_ids
+from polyhead.interpret.kept_recurrence import KeptRecurrence
 from polyhead.interpret.view import AttentionView
 from polyhead.layers.hooks import Hooked
+from polyhead.layers.record import AttentionHook, RecurrenceHook
+from polyhead.layers.recurrent import RecurrentLayer
 from polyhead.layers.scope import Scope
 from polyhead.layers.third_party import register_attention_hook
 from polyhead.models import Transformer
@@ -41,6 +44,7 @@ from polyhead.models.naming import (
     numbered_layers,
 )
 from polyhead.semantics import Documents
+from polyhead.semantics.recurrence_call import RecurrenceCall
 
 if TYPE_CHECKING:
     from polyhead.layers.record import AttentionRecord
@@ -88,6 +92,10 @@ class Probe:
     def cross(self) -> tuple[AttentionView, ...]:
         """The views of an encoder-decoder's cross-attention."""
         return self._of(is_cross)
+
+    def by_name(self) -> dict[str, AttentionView | None]:
+        """Every attention of the model by its module's path; None: it was not seen."""
+        return {name: self._views.get(name) for name in self.modules}
 
     def _of(self, belongs: Callable[[str], bool]) -> tuple[AttentionView, ...]:
         return tuple(
@@ -221,11 +229,16 @@ def probe(
     repeats = Repeats()
 
     def watch(path: str, record: AttentionRecord) -> None:
+        keep(path, KeptCall.of(record), (record.q, record.k))
+
+    def watch_state(path: str, module: nn.Module, call: RecurrenceCall) -> None:
+        keep(path, KeptRecurrence.of_state(call), None)
+
+    def keep(path: str, call: KeptCall, graph: tuple[Tensor, Tensor] | None) -> None:
         name = repeats.name(path)
         number = seen.number(name)
         if chosen is not None and not chosen & {number, name}:
             return
-        call = KeptCall.of(record)
         tokens = read.of(name)
         if tokens is not None and not is_cross(name):
             tokens = tokens.to(call.q.device)
@@ -235,8 +248,8 @@ def probe(
             call = replace(call, documents=packed)
         kept = _heads_of(heads, number, call.q.shape[1])
         view = AttentionView(number, call, kept, statistics=statistics, top_k=top_k)
-        if requires_grad:
-            view.keep_graph(record.q, record.k)
+        if requires_grad and graph is not None:
+            view.keep_graph(*graph)
         seen.keep(name, view)
 
     with ExitStack() as hooks:
@@ -244,8 +257,12 @@ def probe(
         if ids is None:
             hooks.enter_context(read.watching(model))
         for name in wanted:
-            hook = partial(watch, name)
-            hooks.enter_context(register_attention_hook(modules[name], hook))
+            hook: AttentionHook = partial(watch, name)
+            if isinstance(module := modules[name], RecurrentLayer):
+                hook = RecurrenceHook(partial(watch_state, name))
+                if layers is None and not module.reads_by_heads:
+                    continue
+            hooks.enter_context(register_attention_hook(module, hook))
         yield seen
 
 

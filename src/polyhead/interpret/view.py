@@ -14,6 +14,7 @@ from torch import Tensor
 
 from polyhead.errors import InputError
 from polyhead.interpret.kept import KeptCall, weights_of
+from polyhead.interpret.kept_recurrence import KeptRecurrence
 from polyhead.interpret.measuring import measure, tile_size, tiles_seen
 from polyhead.interpret.statistics import (
     AVERAGED,
@@ -157,6 +158,24 @@ class AttentionView(Statistics):
         return found if step == 1 else found.flip(2)
 
     weights = rows
+
+    def signed_rows(self, queries: slice) -> Tensor:
+        """What each output is a sum of values by, ``[B, H, rows, S]``, of all heads that are seen.
+
+        Of softmax attention these are ``rows``. Heads that remember a state have weights of either
+        sign, q_t · Π decay · k_s and with the delta rule what is left of it, that add up to
+        anything; ``rows``, pictures and statistics are their shares, |w_ts| / Σ_j |w_tj|.
+
+        Args:
+            queries: Contiguous slice of queries.
+
+        Raises:
+            InputError: Steps, or only statistics were kept.
+        """
+        start, stop = _run("queries", queries, self.call.q_tokens.length)
+        if isinstance(self.call, KeptRecurrence):
+            return self.call.signed(start, stop)
+        return self.rows(queries=slice(start, stop))
 
     def keep_graph(self, q: Tensor, k: Tensor) -> None:
         """Keeps queries and keys of all heads as parts of the graph that computed them."""

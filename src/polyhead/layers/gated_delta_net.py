@@ -55,6 +55,8 @@ class GatedDeltaNet(RecurrentLayer):
         ConfigError: Sizes that do not go together.
     """
 
+    reads_by_heads = True
+
     def __init__(
         self,
         embed_dim: int,

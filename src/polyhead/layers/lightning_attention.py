@@ -45,6 +45,8 @@ class LightningAttention(RecurrentLayer):
         ConfigError: Sizes that do not go together.
     """
 
+    reads_by_heads = True
+
     def __init__(
         self,
         embed_dim: int,

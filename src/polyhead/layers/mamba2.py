@@ -51,6 +51,8 @@ class Mamba2(RecurrentLayer):
         ConfigError: Sizes that do not go together.
     """
 
+    reads_by_heads = True
+
     def __init__(
         self,
         embed_dim: int,

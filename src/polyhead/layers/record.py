@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from polyhead.layers.scope import Scope
 from polyhead.semantics import Bias, Mask, Normalizer, Tokens
+from polyhead.semantics.recurrence_call import RecurrenceCall
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,6 +53,20 @@ class AttentionRecord:
     out: Tensor
     lse: Tensor
     normalizer: Normalizer | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrenceHook:
+    """An attention hook of a layer whose heads remember a state in place of tokens.
+
+    Attributes:
+        show: Is given the layer and the recurrence of each call, over a whole text.
+    """
+
+    show: Callable[[nn.Module, RecurrenceCall], None]
+
+    def __call__(self, record: AttentionRecord) -> None:
+        raise TypeError("a RecurrenceHook is for layers with a state: got a call of attention")
 
 
 AttentionHook = Callable[[AttentionRecord], None]

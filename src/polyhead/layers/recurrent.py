@@ -9,7 +9,7 @@ Shape letters: B batch, T tokens, H heads (states), K key size, V value size, W 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -31,11 +31,12 @@ from polyhead.layers.attention_parts import (
 from polyhead.layers.handed import Handed
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.positions import RoPE
-from polyhead.layers.record import hooks_here
+from polyhead.layers.record import AttentionHook, RecurrenceHook, hooks_here
 from polyhead.native import batch_invariant
 from polyhead.semantics import Causal, KeyLengths, Mask
 from polyhead.semantics.argument_hints import refuse
 from polyhead.semantics.masks.algebra import And
+from polyhead.semantics.recurrence_call import RecurrenceCall, recurrence_call_of
 
 
 class RecurrentLayer(Hooked):
@@ -46,6 +47,8 @@ class RecurrentLayer(Hooked):
         embed_dim: E, features of ``x`` and of the output.
     """
 
+    reads_by_heads: ClassVar[bool] = False
+    """Whether its states are heads, which a probe shows as such."""
     config: Any
 
     @classmethod
@@ -121,12 +124,9 @@ class RecurrentLayer(Hooked):
             given = "a context" if context is not None else "a bias of scores"
             raise UnsupportedError(f"a layer with a state takes no {given[2:]}: got {given}")
         check_input(x, self.embed_dim)
-        if hooks_here(self._hooks):
-            raise UnsupportedError(
-                "a layer with a state computes no weights that a hook could see: "
-                "polyhead.recurrence_rows makes those of chosen rows"
-            )
         real = real_tokens(mask, x, positions, cached=cache is not None)
+        if hooks := hooks_here(self._hooks):
+            self._check_hooks(hooks, real, cache)
         ids = self._ids(handed)
         if cache is None:
             return self._over(x, ids, real, kernel)
@@ -136,6 +136,21 @@ class RecurrentLayer(Hooked):
         with held.step(x, positions) as step:
             ids = None if ids is None else step.pack(ids)
             return step.unpack(self._run_with(step.pack(x), ids, step.real, kernel, step))
+
+    def _check_hooks(
+        self, hooks: tuple[AttentionHook, ...], real: Tensor | None, cache: SequenceCache | None
+    ) -> None:
+        """Raises UnsupportedError unless the hooks can be shown what this call reads."""
+        if not (self.reads_by_heads and all(isinstance(hook, RecurrenceHook) for hook in hooks)):
+            raise UnsupportedError(
+                "a layer with a state computes no weights that a hook could see: "
+                "polyhead.recurrence_rows makes those of chosen rows"
+            )
+        if cache is not None or (real is not None and bool((real[:, 1:] & ~real[:, :-1]).any())):
+            got = "a cache" if cache is not None else "padding before tokens"
+            raise UnsupportedError(
+                f"a probe shows what a state's heads read of whole texts: got {got}"
+            )
 
     def _ids(self, handed: Handed | None) -> Tensor | None:
         """``[B, T]`` the ids of the call, for a layer that reads them."""
@@ -167,6 +182,9 @@ class RecurrentLayer(Hooked):
         **options: Any,
     ) -> Tensor:
         """``[B, H, T, V]``, as ``polyhead.recurrence``; the state is the memory ``"state"``."""
+        for hook in hooks_here(self._hooks):
+            if isinstance(hook, RecurrenceHook):
+                hook.show(self, _shown(q, k, v, real, decay, beta, options))
         outs = []
         for piece in [slice(None)] if step is None else step.pieces:
             by_token = {"decay": decay, "beta": beta}
@@ -186,6 +204,19 @@ class RecurrentLayer(Hooked):
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.config.described}"
+
+
+def _shown(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    real: Tensor | None,
+    decay: Tensor | None,
+    beta: Tensor | None,
+    options: dict[str, Any],
+) -> RecurrenceCall:
+    delta, scale = options.get("delta", False), options.get("scale")
+    return recurrence_call_of(q, k, v, decay, beta, delta, scale, None, real, False)
 
 
 def real_tokens(

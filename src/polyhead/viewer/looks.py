@@ -21,7 +21,9 @@ from torch import nn
 
 from polyhead._utils.checks import check_int
 from polyhead._utils.texts.labels import label, visible
+from polyhead.errors import UnsupportedError
 from polyhead.interpret.ablation import ablate
+from polyhead.interpret.kept_recurrence import KeptRecurrence
 from polyhead.interpret.probe import Probe, probe
 from polyhead.interpret.products import Product, product
 from polyhead.interpret.statistics import TABLE
@@ -65,6 +67,11 @@ class SeenLayer:
     def kv_heads(self) -> int:
         """The number of kv heads."""
         return max(self.view.kv_heads) + 1
+
+    @property
+    def state(self) -> bool:
+        """Whether its heads remember a state in place of tokens: weights are shares then."""
+        return isinstance(self.view.call, KeptRecurrence)
 
     def statistics(self) -> dict[str, list[float | None]]:
         """Each statistic of its heads, if it applies to them; None for NaN."""
@@ -266,6 +273,7 @@ class Look:
                     "kvHeads": layer.kv_heads,
                     "queries": layer.queries,
                     "keys": layer.keys,
+                    "state": layer.state,
                     "triangle": self.kind != "encoder" and layer.part in ("layer", "decoder"),
                 }
                 for layer in self.layers
@@ -314,6 +322,11 @@ def look_at(name: str, model: Reader, tokens: TokenizedText, heads: HeadsByLayer
     began = time.perf_counter()
     with _watched(model, heads) as (seen, stream):
         following = next_token(model, tokens.ids)
+    if unseen := [path for path, view in seen.by_name().items() if view is None]:
+        raise UnsupportedError(
+            f"a look shows layers whose heads look at tokens: {name} has others, {unseen[0]} "
+            "first; ph.probe shows its other layers"
+        )
     seconds = time.perf_counter() - began
     all_tokens = (0, len(tokens.ids))
 

@@ -7,6 +7,7 @@ interface Layer {
   number: number; // in that part
   heads: number;
   kvHeads: number;
+  state: boolean; // its heads remember a state: weights are shares
   queries: Run;
   keys: Run;
   triangle: boolean; // no weight lies above the diagonal
