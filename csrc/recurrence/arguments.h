@@ -31,6 +31,8 @@ struct Recurrence {
     float* scratch;                     // kScratchRows · key_dim for each thread
 };
 
-constexpr int64_t kScratchRows = 4;
+constexpr int64_t kTokenRows = 4;       // of a token: q, k, the decay, k times the decay
+constexpr int64_t kStateColumns = 64;   // most columns of a state that are taken together
+constexpr int64_t kScratchRows = kTokenRows + kStateColumns;
 
 }  // namespace polyhead

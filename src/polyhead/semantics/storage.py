@@ -18,7 +18,10 @@ def check_storage(name: str, x: Tensor) -> None:
         return
     if x.layout is not torch.strided or not x.numel():
         return
-    last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
+    if x.is_contiguous():  # several times as fast
+        last = x.numel() - 1
+    else:
+        last = sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True))
     need = (x.storage_offset() + last + 1) * x.itemsize
     held = x.untyped_storage().nbytes()
     if need > held:
