@@ -12,6 +12,16 @@ from tiny import byte_tokenizer, decoder
 
 import far
 import polyhead as ph
+from polyhead.config import (
+    AttentionConfig,
+    FeedForwardConfig,
+    GatedDeltaNetConfig,
+    HeadLayout,
+    LayerConfig,
+    MambaConfig,
+    TransformerConfig,
+)
+from polyhead.errors import UnsupportedError
 from polyhead.interpret.heads import TokenizedText
 from polyhead.interpret.statistics import AVERAGED, TABLE
 from polyhead.interpret.stream import Stream
@@ -141,3 +151,24 @@ def test_a_look_at_a_model_on_a_device_shows_the_same(look: Look) -> None:
         assert away.bytes - before <= pixels + 4 * (4 * 4 + 16 + 16 + 8)
         assert there.notable().keys() == look.notable().keys()
         assert isinstance(there.way(12), dict)
+
+
+def test_a_look_shows_heads_with_a_state_beside_attention_and_names_what_has_no_heads() -> None:
+    def look(*attentions: HeadLayout) -> Look:
+        torch.manual_seed(0)
+        layers = tuple(LayerConfig(each, FeedForwardConfig(48)) for each in attentions)
+        config = TransformerConfig("decoder", 300, 32, 512, layers)
+        model = ph.LanguageModel(ph.Transformer(config), byte_tokenizer(), "tiny").eval()
+        return look_at("tiny", model, TokenizedText.of(model.tokenizer, "A state, a head."), {})
+
+    plain, state = AttentionConfig(4, 2, 8), GatedDeltaNetConfig(4, 2, 8, 6)
+    seen = look(plain, state)
+    assert [layer["state"] for layer in seen.header()["layers"]] == [False, True]
+    row = seen.row(1, 3, 10)
+    assert row[:11].sum() == pytest.approx(1.0, abs=1e-5)
+    assert not row[11:].any()
+    assert seen.pair(10, 4)[7] == pytest.approx(row[4])
+    assert seen.thumbnails(1, 8).shape == (4, 8, 8)
+    assert set(seen.statistics(1)) >= set(AVERAGED) - {"document_mass"}
+    with pytest.raises(UnsupportedError, match=r"transformer\.layers\.1\.attention first"):
+        look(plain, MambaConfig(10, 4, 3), state)
