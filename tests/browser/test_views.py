@@ -53,8 +53,8 @@ def test_a_pairs_products_add_up_to_its_score_and_the_row(
     assert "masked" in text_of(page, "pair-softmax")
     without = open_page(make_full(vectors=None), "#1.2")
     assert "too long for its queries and keys" in text_of(without, "pair-missing")
-    states = open_page(make_full(states=[False, True]), "#1.2")
-    assert "remembers a state in place of tokens" in text_of(states, "pair-missing")
+    shares = open_page(make_full(shares=[False, True]), "#1.2")
+    assert "This head has no softmax" in text_of(shares, "pair-missing")
 
 
 def test_the_way_of_a_token_and_its_guesses_follow_the_chosen_query(

@@ -18,7 +18,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.errors import InputError, UnsupportedError
-from polyhead.interpret import kept_recurrence
+from polyhead.interpret import kept_rows
 from polyhead.layers.recurrent import RecurrentLayer
 
 E, T = 32, 40
@@ -44,7 +44,7 @@ def model(*attentions: HeadLayout) -> ph.Transformer:
 def test_rows_are_the_weights_that_the_output_is_a_sum_of_values_by(
     kind: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_recurrence, "_ROWS", rows)
+    monkeypatch.setattr(kept_rows, "_ROWS", rows)
     made = model(PLAIN, KINDS[kind])
     calls: list[tuple[torch.Tensor, torch.Tensor]] = []
     layer = made.layers[1].attention

@@ -24,7 +24,8 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.conversion import convert
-from polyhead.errors import ConfigError, UnsupportedError
+from polyhead.errors import ConfigError, InputError, UnsupportedError
+from polyhead.interpret import kept_rows
 from polyhead.interpret.activations.lens import run_with_cache
 from polyhead.interpret.pruning import prune
 from polyhead.layers import (
@@ -372,19 +373,38 @@ def test_kernels_agree_with_the_formula(kind: str) -> None:
 
 @each_kind
 @torch.no_grad()
-def test_the_probe_shows_the_weights_of_the_formula(kind: str) -> None:
+def test_the_probe_shows_the_weights_of_the_formula(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, tokens = model(kind), ids()
-    if kind in NORMALIZED:
-        said = "a probe recomputes the softmax's weights.*the layer has [A-Z]"
-        with pytest.raises(UnsupportedError, match=said), ph.probe(made):
-            made(tokens)
-        return
+    monkeypatch.setattr(kept_rows, "_ROWS", 4)
     with ph.probe(made) as seen:
         logits = made(tokens)
+    with ph.probe(made, heads=[1]) as second:
+        made(tokens)
     wanted, weights = by_formula(made, tokens)
     torch.testing.assert_close(logits, wanted)
     for i, each in enumerate(weights):
-        torch.testing.assert_close(seen[i].rows(), each)
+        # Multi-token attention has the queries before the first in front.
+        torch.testing.assert_close(seen[i].signed_rows(slice(None))[:, :, -T:], each)
+        shares = each if kind not in NORMALIZED else each.abs()
+        if kind in NORMALIZED:
+            total = shares.sum(-1, keepdim=True)
+            shares = torch.where(total > 0, shares / total, 0.0)
+        torch.testing.assert_close(seen[i].rows()[:, :, -T:], shares)
+        torch.testing.assert_close(seen[i].rows([1], -1), shares[:, 1:2, -1:])
+        torch.testing.assert_close(second[i].rows([1])[:, :, -T:], shares[:, 1:2])
+        largest = shares.amax(-1)
+        torch.testing.assert_close(seen[i].max_weight[..., -T:], largest)
+        torch.testing.assert_close(second[i].max_weight[..., -T:], largest[:, 1:2])
+    if kind in NORMALIZED:
+        with ph.probe(made, requires_grad=True) as seen, torch.enable_grad():
+            made(tokens)
+        with pytest.raises(InputError, match="needs the graph of the run"):
+            seen[0].rows(requires_grad=True)
+        assert seen[0].nbytes > 0
+        call = second[0].call
+        torch.testing.assert_close(call.of_heads([0]).row(5), call.row(5))
     _, cache = run_with_cache(made, tokens)
     assert ("blocks.0.attn.hook_q" in cache) == (kind not in NO_HEADS)
 

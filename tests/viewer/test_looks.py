@@ -163,7 +163,7 @@ def test_a_look_shows_heads_with_a_state_beside_attention_and_names_what_has_no_
 
     plain, state = AttentionConfig(4, 2, 8), GatedDeltaNetConfig(4, 2, 8, 6)
     seen = look(plain, state)
-    assert [layer["state"] for layer in seen.header()["layers"]] == [False, True]
+    assert [layer["shares"] for layer in seen.header()["layers"]] == [False, True]
     row = seen.row(1, 3, 10)
     assert row[:11].sum() == pytest.approx(1.0, abs=1e-5)
     assert not row[11:].any()

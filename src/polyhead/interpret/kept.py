@@ -15,7 +15,6 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from polyhead.errors import UnsupportedError
 from polyhead.layers.record import AttentionRecord
 from polyhead.semantics import Documents, Mask, Specification, TensorBias, Tokens
 from polyhead.semantics.reference import softmax
@@ -65,12 +64,7 @@ class KeptCall:
 
     @classmethod
     def of(cls, record: AttentionRecord) -> Self:
-        """The call that a layer has shown; its tensors are not copied."""
-        if record.normalizer is not None:
-            raise UnsupportedError(
-                "a probe recomputes the softmax's weights, exp(score − lse): the layer has "
-                f"{record.normalizer!r}; ph.trace shows its weights"
-            )
+        """The call of a softmax that a layer has shown; its tensors are not copied."""
         heads = record.q.shape[1]
         group = heads // record.k.shape[1]
         bias = record.bias

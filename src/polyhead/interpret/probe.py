@@ -27,7 +27,7 @@ from polyhead._utils.texts import Texts
 from polyhead.errors import InputError
 from polyhead.interpret import files, saved
 from polyhead.interpret.kept import KeptCall, token_ids
-from polyhead.interpret.kept_recurrence import KeptRecurrence
+from polyhead.interpret.kept_rows import KeptRecurrence, kept_of
 from polyhead.interpret.view import AttentionView
 from polyhead.layers.hooks import Hooked
 from polyhead.layers.record import AttentionHook, RecurrenceHook
@@ -229,7 +229,8 @@ def probe(
     repeats = Repeats()
 
     def watch(path: str, record: AttentionRecord) -> None:
-        keep(path, KeptCall.of(record), (record.q, record.k))
+        graph = None if record.normalizer is not None else (record.q, record.k)
+        keep(path, kept_of(record), graph)
 
     def watch_state(path: str, module: nn.Module, call: RecurrenceCall) -> None:
         keep(path, KeptRecurrence.of_state(call), None)

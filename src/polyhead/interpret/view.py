@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polyhead.errors import InputError
 from polyhead.interpret.kept import KeptCall, weights_of
-from polyhead.interpret.kept_recurrence import KeptRecurrence
+from polyhead.interpret.kept_rows import KeptRows
 from polyhead.interpret.measuring import measure, tile_size, tiles_seen
 from polyhead.interpret.statistics import (
     AVERAGED,
@@ -173,7 +173,7 @@ class AttentionView(Statistics):
             InputError: Steps, or only statistics were kept.
         """
         start, stop = _run("queries", queries, self.call.q_tokens.length)
-        if isinstance(self.call, KeptRecurrence):
+        if isinstance(self.call, KeptRows):
             return self.call.signed(start, stop)
         return self.rows(queries=slice(start, stop))
 

@@ -54,7 +54,7 @@ def page_data(
         facts=facts or {},
         focus=focus,
         parts=[(layer.part, layer.number) for layer in look.layers],
-        states=[layer.state for layer in look.layers],
+        shares=[layer.shares for layer in look.layers],
         runs=[(layer.queries, layer.keys) for layer in look.layers],
         vectors=vectors,
         next_token=header["next"],

@@ -23,7 +23,7 @@ from polyhead._utils.checks import check_int
 from polyhead._utils.texts.labels import label, visible
 from polyhead.errors import UnsupportedError
 from polyhead.interpret.ablation import ablate
-from polyhead.interpret.kept_recurrence import KeptRecurrence
+from polyhead.interpret.kept_rows import KeptRows
 from polyhead.interpret.probe import Probe, probe
 from polyhead.interpret.products import Product, product
 from polyhead.interpret.statistics import TABLE
@@ -69,9 +69,9 @@ class SeenLayer:
         return max(self.view.kv_heads) + 1
 
     @property
-    def state(self) -> bool:
-        """Whether its heads remember a state in place of tokens: weights are shares then."""
-        return isinstance(self.view.call, KeptRecurrence)
+    def shares(self) -> bool:
+        """Whether its heads have no softmax, and shares in place of weights."""
+        return isinstance(self.view.call, KeptRows)
 
     def statistics(self) -> dict[str, list[float | None]]:
         """Each statistic of its heads, if it applies to them; None for NaN."""
@@ -273,7 +273,7 @@ class Look:
                     "kvHeads": layer.kv_heads,
                     "queries": layer.queries,
                     "keys": layer.keys,
-                    "state": layer.state,
+                    "shares": layer.shares,
                     "triangle": self.kind != "encoder" and layer.part in ("layer", "decoder"),
                 }
                 for layer in self.layers

@@ -93,7 +93,7 @@ class PageData:
         focus: (query token, key token) to begin with, as indexes.
         parts: (part, number) of each layer where they are not all of one kind: ``("cross", 0)``,
             whose head 3 is C0.3. Parts are ``"layer"``, ``"encoder"``, ``"decoder"``, ``"cross"``.
-        states: Whether the heads of each layer remember a state; None: none do.
+        shares: Whether each layer has no softmax, so that weights are shares; None: all have one.
         runs: (queries, keys) of each layer, both runs of the tokens; None: all tokens.
         vectors: Queries, keys and lse of each layer; None: the page does without.
         next_token: Next-token data of ``NextToken.as_json``.
@@ -114,7 +114,7 @@ class PageData:
     facts: Mapping[str, str] = field(default_factory=dict)
     focus: tuple[int, int] | None = None
     parts: Sequence[tuple[str, int]] | None = None
-    states: Sequence[bool] | None = None
+    shares: Sequence[bool] | None = None
     runs: Sequence[tuple[TokenRange, TokenRange]] | None = None
     vectors: Sequence[Vectors] | None = None
     next_token: Mapping[str, Any] | None = None
@@ -229,7 +229,7 @@ def _header(
             "kvHeads": kv_heads[i],
             "queries": queries,
             "keys": keys,
-            "state": bool(data.states and data.states[i]),
+            "shares": bool(data.shares and data.shares[i]),
             "triangle": layout.triangles[i],
         }
         if data.vectors is not None:

@@ -8,7 +8,7 @@ const signed = (value) => `${value < 0 ? "−" : "+"}${short(Math.abs(value))}`;
 function drawPairView() {
   const { layer, head, query, key } = state;
   if (!state.open || !look.has(layer, head)) return;
-  const found = look.layers[layer].state ? null : look.product(layer, head, query, key);
+  const found = look.layers[layer].shares ? null : look.product(layer, head, query, key);
   const weights = look.row(layer, head, query);
   const first = look.layers[layer].keys[0];
   const isThere = Boolean(found && weights && look.isKey(layer, key));
@@ -31,7 +31,7 @@ function drawPairView() {
 // Why there is nothing to show.
 function pairMissing(layer) {
   if (!look.isQuery(layer, state.query) || !look.isKey(layer, state.key)) return t("pair_elsewhere");
-  if (look.layers[layer].state) return t("pair_state");
+  if (look.layers[layer].shares) return t("pair_shares");
   return look.vectors === false ? t("pair_left_out") : "…";
 }
 

@@ -7,7 +7,7 @@ interface Layer {
   number: number; // in that part
   heads: number;
   kvHeads: number;
-  state: boolean; // its heads remember a state: weights are shares
+  shares: boolean; // its heads have no softmax: weights are shares
   queries: Run;
   keys: Run;
   triangle: boolean; // no weight lies above the diagonal
