@@ -74,7 +74,7 @@ def test_layers_without_weights_say_so_and_the_step_goes_on() -> None:
     some = engine.heads.ask(asked.id, 1, 0)
     while engine.step():
         pass
-    with pytest.raises(ph.UnsupportedError, match="computes no weights"):
+    with pytest.raises(ph.UnsupportedError, match="of whole texts: got a cache"):
         none.result(0)
     assert sum(some.result(0).weights) == pytest.approx(1, abs=1e-4)
     unseen = Engine(model, max_tokens=96)
