@@ -192,7 +192,7 @@ class KeptNormalized(KeptRows):
     @property
     def nbytes(self) -> int:
         q, k, _ = self._whole
-        parts = {x.data_ptr(): x.nbytes for x in (q, k, self.q, self.k)}
+        parts = {id(x): x.nbytes for x in (q, k, self.q, self.k)}
         return self.lse.nbytes + sum(parts.values()) + sum(x.nbytes for x in self.ids or ())
 
     @property
