@@ -96,9 +96,19 @@ def test_a_body_that_does_not_come_is_waited_for_no_longer(port: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "pause", "status"), [(1 << 20, 0.0, 413), (1, 0.05, 408)], ids=["flood", "trickle"]
+    ("part", "pause", "seconds", "status"),
+    [(1 << 20, 0.0, 60.0, 413), (1, 0.05, 0.4, 408)],
+    ids=["flood", "trickle"],
 )
-def test_a_body_that_never_ends_is_refused(part: int, pause: float, status: int, port: int) -> None:
+def test_a_body_that_never_ends_is_refused(
+    part: int,
+    pause: float,
+    seconds: float,
+    status: int,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(body, "BODY_SECONDS", seconds)
     with connected(port) as client:
         said, sent = b"", 0
         client.sendall(head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked"))
