@@ -172,3 +172,9 @@ def test_attention_of_qwen3_5_without_a_gate_is_refused() -> None:
     values = _tiny("qwen3_5_text")
     with pytest.raises(ConfigError, match="attn_output_gate is False; supported is True"):
         read_config(values | {"attn_output_gate": False}, "config.json")
+
+
+def test_scaling_of_step_that_is_no_object_is_refused() -> None:
+    values = {key: value for key, value in _tiny("step3p5").items() if key != "rope_parameters"}
+    with pytest.raises(ConfigError, match="rope_scaling is -1; supported is an object or null"):
+        read_config(values | {"rope_scaling": -1}, "config.json")

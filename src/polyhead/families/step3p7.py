@@ -175,6 +175,8 @@ def _read_ropes(
     values, there = keys.take("rope_parameters", None), [k for k in LAYER_TYPES if k in kinds]
     theta, parts = _cut(keys, "rope_theta"), _cut(keys, "partial_rotary_factors")
     scaling = keys.take("rope_scaling", None)
+    if scaling is not None and not isinstance(scaling, Mapping):
+        raise keys.refused("rope_scaling", scaling, "an object or null")
     keys.expect("yarn_only_types", [FULL])
     if not values:
         values = {}
