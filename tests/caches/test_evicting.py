@@ -21,16 +21,21 @@ from polyhead.caches import (
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
+    DifferentialAttentionConfig,
     FeedForwardConfig,
+    GroupedTiedAttentionConfig,
     LatentAttentionConfig,
     LayerConfig,
     MambaConfig,
+    QKNormConfig,
     RelativeBiasConfig,
     RopeConfig,
+    TensorProductAttentionConfig,
     TransformerConfig,
 )
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers import MultiHeadAttention
+from polyhead.layers.registry import build_attention
 from polyhead.parallel import calls, slices
 
 H, G, D, T = 4, 2, 8, 48
@@ -168,9 +173,9 @@ def test_padded_rows_keep_what_they_keep_alone(layout):
     for columns in (6, 1, 20, 3, 1, 9, 1, 1):
         x = torch.randn(2, columns, 32, generator=generator, dtype=torch.float64)
         real = torch.rand(2, columns, generator=generator) < 0.8
-        if columns == 6:  # rows that hold 3 and 6 tokens
+        if columns == 6:  # rows that hold 4 and 6 tokens
             real = torch.arange(6) >= torch.tensor([[3], [0]])
-        real[0, -1] = real[1, -1] = True
+        real[0, 0] = real[1, -1] = True
         positions = cache.next_positions(real)
         y = attn(x, mask=ph.Causal(), cache=cache, positions=positions)
         for row, single in enumerate(alone):
@@ -316,10 +321,13 @@ def test_refused_calls_leave_the_cache_as_it_was(layout):
     held, lengths = held_by(cache), cache.lengths
     for count in (1, 9):
         x = X[:, 20 : 20 + count]
-        for options in (
+        refused = [
             {"mask": ph.Causal() & ph.Window(4)},
-            {"mask": ph.Causal(), "bias": torch.zeros(2, H, 1, 1)},
-        ):
+            {"mask": ph.Causal(), "bias": torch.zeros(2, H, count, 12 + count)},
+        ]
+        if layout.by_weight:
+            refused.append({"mask": ph.Causal(), "bias": ph.ALiBi(torch.ones(H))})
+        for options in refused:
             with pytest.raises(UnsupportedError, match=r"mask=Causal\(\) or None and no bias"):
                 attn(x, cache=cache, **options)
             assert (held_by(cache), cache.lengths) == (held, lengths)
@@ -451,3 +459,33 @@ def test_packed_rows_and_hooks_see_the_same_numbers():
     assert held_by(first.layers[1]) == held_by(second.layers[1])
     weights = seen[0].rows(heads=[1], queries=slice(0, 1))
     assert torch.allclose(weights.sum(dim=-1), torch.ones(()))
+
+
+@pytest.mark.parametrize("layout", [H2O(6), StreamingLLM(6)], ids=str)
+@pytest.mark.parametrize(
+    ("attention", "words"),
+    [
+        (LatentAttentionConfig(4, 16, 8, 8, 8), "keeps more of a token than keys and values"),
+        (TensorProductAttentionConfig(4, 2, 2, 8), "keeps more of a token than keys and values"),
+        (DifferentialAttentionConfig(4, 2, 8), "weigh keys of single tokens by one softmax alone"),
+        (GroupedTiedAttentionConfig(4, 2, 8), "weigh keys of single tokens by one softmax alone"),
+    ],
+    ids=["latent", "products", "differential", "tied"],
+)
+@torch.no_grad()
+def test_layers_that_keys_cannot_be_evicted_of_refuse_a_cache_that_is_given(
+    layout, attention, words
+):
+    cache = EvictingCache(layout)
+    with pytest.raises(UnsupportedError, match=words):
+        build_attention(32, attention).double()(X, mask=ph.Causal(), cache=cache)
+    assert cache.lengths == []
+    with pytest.raises(UnsupportedError, match="for self-attention: got a context"):
+        layer()(X, X, cache=cache)
+    after = AttentionConfig(H, G, D, rope=RopeConfig(), qk_norm=QKNormConfig(place="after_rope"))
+    made = build_attention(32, after).double()
+    if layout.by_weight:
+        assert made(X, mask=ph.Causal(), cache=cache).shape == X.shape
+    else:
+        with pytest.raises(UnsupportedError, match="they are normalized after that"):
+            made(X, mask=ph.Causal(), cache=cache)

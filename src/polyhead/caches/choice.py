@@ -11,10 +11,11 @@ from typing import Literal, NamedTuple
 
 from polyhead.caches.eviction import Evicting
 from polyhead.caches.sizes import Dense, Latent, Layout, Paged, Plain, Quantized, Ring, Storage
-from polyhead.config import HeadLayout, Memory, PerToken, TransformerConfig
+from polyhead.config import AttentionConfig, HeadLayout, Memory, PerToken, TransformerConfig
 from polyhead.errors import ConfigError
 
 Kind = Literal["auto", "dense", "paged"]
+_BY_POSITION = "its bias needs positions of keys, which would differ from head to head"
 
 
 class LayerChoice(NamedTuple):
@@ -111,25 +112,25 @@ def check_evicting(
     for index, layer in enumerate(config.layers):
         if layer.attention.visible_window is not None:
             continue  # a ring, of what it sees
-        why = layer.attention.no_eviction or _no_eviction(layer.attention, config, evicting)
+        why = no_eviction(layer.attention, evicting)
+        if evicting.by_weight and config.relative_bias is not None:
+            why = _BY_POSITION
+        if not evicting.by_weight and config.embedding.positions is not None:
+            why = f"{config.embedding.positions} positions of tokens cannot be places in the cache"
         if layer.out_memories(config.embed_dim):
             why = "it remembers more than keys and values"
         if why is not None:
             raise ConfigError(f"layer {index}, {layer.attention.layout}, cannot evict keys: {why}")
 
 
-def _no_eviction(
-    attention: HeadLayout, config: TransformerConfig, evicting: Evicting
-) -> str | None:
-    """Why keys cannot be evicted as a layout does; None: they can."""
-    if evicting.by_weight:
-        if config.relative_bias is None and getattr(attention, "alibi", None) is None:
-            return None
-        return "its bias needs positions of keys, which would differ from head to head"
-    if config.embedding.positions is not None:
-        return f"{config.embedding.positions} positions of tokens cannot be places in the cache"
-    norm = getattr(attention, "qk_norm", None)
-    if norm is not None and norm.place == "after_rope":
+def no_eviction(attention: HeadLayout, evicting: Evicting) -> str | None:
+    """Why the keys of a layer cannot be evicted as a layout does; None: they can."""
+    if not isinstance(attention, AttentionConfig) or attention.no_eviction is not None:
+        return attention.no_eviction
+    if evicting.by_weight and attention.alibi is not None:
+        return _BY_POSITION
+    norm = attention.qk_norm
+    if not evicting.by_weight and norm is not None and norm.place == "after_rope":
         return f"{evicting} rotates keys when they are read, and they are normalized after that"
     return None
 

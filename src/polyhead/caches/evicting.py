@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self, TypeGuard
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from polyhead.caches.eviction import Evicting
 from polyhead.caches.in_use import alone
 from polyhead.caches.layer_kv import LayerKV
 from polyhead.caches.memory import with_one
-from polyhead.caches.protocol import Counts, SequenceCache
+from polyhead.caches.protocol import Counts
 from polyhead.caches.source import NO_POSITION, SlotMask
 from polyhead.caches.stored import StoredCache
 from polyhead.caches.views import without_places
@@ -101,7 +101,7 @@ class EvictingCache(StoredCache):
         if not isinstance(positions, Tensor):
             return positions  # nothing has been evicted: else rows are not even
         evicted = torch.tensor(self.evicted or [0], device=positions.device)
-        return (positions - evicted[:, None]).masked_fill(positions >= NO_POSITION, -1).clamp(min=0)
+        return (positions - evicted[:, None]).masked_fill(positions >= NO_POSITION, 0).clamp(min=0)
 
     @property
     def positions(self) -> Tensor:
@@ -311,8 +311,3 @@ class EvictingCache(StoredCache):
             rows.read(0, extent, only=2)[0][..., 0] = weights[:, :, :extent]
         keep(rows, records, stays, stops)
         self._lengths = lengths
-
-
-def is_endless(cache: SequenceCache) -> TypeGuard[EvictingCache]:
-    """Whether positions are places in a cache, so that a text has no end for it."""
-    return isinstance(cache, EvictingCache) and cache.rotates_late

@@ -20,7 +20,7 @@ from torch import Tensor
 from polyhead.caches import files
 from polyhead.caches.choice import Kind, layer_caches
 from polyhead.caches.dense import DenseCache
-from polyhead.caches.evicting import EvictingCache, is_endless
+from polyhead.caches.evicting import EvictingCache
 from polyhead.caches.eviction import Evicting
 from polyhead.caches.in_use import InUse, alone
 from polyhead.caches.layer_cache import LayerCache
@@ -148,13 +148,17 @@ class ModelCache:
     def lost_positions(self) -> int:
         """Positions by which a text may be longer than the model's context, since its tokens stand
         at their places in the cache (``StreamingLLM``): those that every row has lost."""
-        lost = (cache.evicted for cache in self.layers if is_endless(cache))
-        return min((min(of_rows, default=0) for of_rows in lost), default=0)
+        return min((n for cache in self._endless for n in cache.evicted), default=0)
 
     @property
     def endless(self) -> bool:
         """Whether texts may grow beyond the model's context (``StreamingLLM``)."""
-        return any(is_endless(cache) for cache in self.layers)
+        return bool(self._endless)
+
+    @property
+    def _endless(self) -> list[EvictingCache]:
+        caches = (cache for cache in self.layers if isinstance(cache, EvictingCache))
+        return [cache for cache in caches if cache.rotates_late]
 
     def check_owner(self, owner: str) -> None:
         """Raises unless the caches belong to a model.

@@ -11,7 +11,7 @@ Letters: B batch, H heads, T queries, S keys, R rows, K key size.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -37,7 +37,7 @@ _blocks: WeakKeyDictionary[KeptRows, tuple[tuple[int, int], Tensor]] = WeakKeyDi
 
 
 @dataclass(frozen=True, eq=False)
-class KeptRows(KeptCall):
+class KeptRows(KeptCall, ABC):
     """One call whose rows of weights are computed whole, in blocks."""
 
     @abstractmethod

@@ -93,10 +93,6 @@ class Probe:
         """The views of an encoder-decoder's cross-attention."""
         return self._of(is_cross)
 
-    def by_name(self) -> dict[str, AttentionView | None]:
-        """Every attention of the model by its module's path; None: it was not seen."""
-        return {name: self._views.get(name) for name in self.modules}
-
     def _of(self, belongs: Callable[[str], bool]) -> tuple[AttentionView, ...]:
         return tuple(
             self._views[name] for name in self.modules if name in self._views and belongs(name)

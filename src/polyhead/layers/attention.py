@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from polyhead._utils.checks import check_bool
-from polyhead.caches import KeyValueCache
+from polyhead.caches import EvictingCache, KeyValueCache
 from polyhead.config import AttentionConfig, QKNormConfig, RopeConfig
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.attention_parts import (
     alibi_of,
@@ -284,7 +284,7 @@ class MultiHeadAttention(HeadProjections):
 
     def _check_cache(self, cache: Any) -> None:
         """Raises TypeError unless ``cache`` is one that this layer can use."""
-        check_cache(cache)
+        check_cache(cache, self.config)
 
     def _finished(self, x: Tensor, heads: Tensor) -> Tensor:
         """The heads' outputs ``[B, H, T, V]`` before ``o_proj``; other layouts change them here."""
@@ -358,6 +358,8 @@ class MultiHeadAttention(HeadProjections):
             positions: Of the keys.
             cache: As in ``forward``.
         """
+        if isinstance(cache, EvictingCache):
+            raise UnsupportedError("an EvictingCache is for self-attention: got a context")
         for_k, for_v = context if isinstance(context, tuple) else (context, context)
         if cache is not None and cache.length:
             if for_k.shape[1] != cache.length:

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from polyhead._utils.checks import check_int
-from polyhead.caches import KeyValueCache, LayerCache, SequenceCache
-from polyhead.config import ALiBiConfig, QKNormConfig, QueryTemperatureConfig
-from polyhead.errors import ConfigError
+from polyhead.caches import EvictingCache, KeyValueCache, LayerCache, SequenceCache
+from polyhead.caches.choice import no_eviction
+from polyhead.config import ALiBiConfig, HeadLayout, QKNormConfig, QueryTemperatureConfig
+from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers.norms import HeadNorm, build_norm
 from polyhead.semantics import ALiBi, RoundedALiBi, alibi_slopes
 from polyhead.semantics.masks.algebra import called
@@ -101,8 +102,22 @@ def check_input(x: Tensor, embed_dim: int) -> None:
         raise ValueError(f"x must be [B, T, {embed_dim}]: got {list(x.shape)}")
 
 
-def check_cache(cache: object) -> None:
-    """Raises TypeError unless ``cache`` is the cache of one layer."""
+def check_cache(cache: object, attention: HeadLayout | None = None) -> None:
+    """Raises TypeError unless ``cache`` is the cache of one layer.
+
+    Args:
+        cache: As a layer was given it.
+        attention: The layer's configuration, where keys may be evicted at all.
+
+    Raises:
+        UnsupportedError: A cache that evicts keys which the layer needs.
+    """
+    if isinstance(cache, EvictingCache):
+        why: str | None = "it keeps more of a token than keys and values of heads"
+        if attention is not None:
+            why = no_eviction(attention, cache.layout)
+        if why is not None:
+            raise UnsupportedError(f"an EvictingCache cannot serve this layer: {why}")
     if isinstance(cache, KeyValueCache):
         return
     said = "cache must be a cache of one layer, such as DenseCache(), or None"

@@ -108,9 +108,8 @@ def plan(
         link: Bytes per second that a rank sends to the next, or as ``"50GB/s"``: with ``flops``,
             from how many tokens transfers hide behind attention.
         evicting: Layers without a window evict keys, as those of ``new_cache(evicting=...)`` do:
-            ``H2O(budget)``, ``SnapKV(budget)`` or ``StreamingLLM(budget)``.
-            The bytes are those behind a prompt of
-            ``tokens``, and results differ from those of the model.
+            ``H2O(budget)``, ``SnapKV(budget)`` or ``StreamingLLM(budget)``. The bytes are those
+            behind a prompt of ``tokens``, and results differ from those of the model.
 
     Raises:
         ConfigError: A field of the configuration, or an argument, is missing or impossible; or not

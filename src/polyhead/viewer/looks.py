@@ -29,6 +29,8 @@ from polyhead.interpret.products import Product, product
 from polyhead.interpret.statistics import TABLE
 from polyhead.interpret.stream import Stream
 from polyhead.interpret.view import AttentionView
+from polyhead.layers.recurrent import RecurrentLayer
+from polyhead.models.naming import attention_modules
 from polyhead.models.parts import HeadsByLayer, device_of
 from polyhead.viewer.next_token import TEMPERATURES, NextToken
 from polyhead.viewer.notable import Findings, aligning_heads
@@ -318,15 +320,19 @@ def look_at(name: str, model: Reader, tokens: TokenizedText, heads: HeadsByLayer
     Args:
         name: What the user calls the model.
         heads: Heads that are ablated, by layer.
+
+    Raises:
+        UnsupportedError: A layer whose state is no heads, such as Mamba-1's.
     """
+    for path, module in attention_modules(model).items():
+        if isinstance(module, RecurrentLayer) and not module.reads_by_heads:
+            raise UnsupportedError(
+                f"a look shows layers whose heads look at tokens: {name} has others, {path} first; "
+                "ph.probe shows its other layers"
+            )
     began = time.perf_counter()
     with _watched(model, heads) as (seen, stream):
         following = next_token(model, tokens.ids)
-    if unseen := [path for path, view in seen.by_name().items() if view is None]:
-        raise UnsupportedError(
-            f"a look shows layers whose heads look at tokens: {name} has others, {unseen[0]} "
-            "first; ph.probe shows its other layers"
-        )
     seconds = time.perf_counter() - began
     all_tokens = (0, len(tokens.ids))
 
