@@ -51,6 +51,28 @@ def test_long_sequences_and_strong_decays_stay_within_it(code, strength):
 
 
 @every_code
+def test_each_part_of_a_state_is_taken_once_by_threads_that_keep_theirs(code):
+    """Of few tokens; the states are large enough for threads, and their parts no multiple."""
+    problem = random_problem(
+        5, decay="token", delta=True, dtype=torch.float32, state=True, padded=False,
+        heads=(5, 5, 5), sizes=(1, 4, 128, 192),
+    )  # fmt: skip
+    threads = torch.get_num_threads()
+    found = []
+    for count in (1, 2, 3, 4):
+        torch.set_num_threads(count)
+        try:
+            with native.using(code):
+                found.append(run(problem))
+        finally:
+            torch.set_num_threads(threads)
+    check(problem, *found[0])
+    for out, state in found[1:]:
+        assert torch.equal(out, found[0][0])
+        assert torch.equal(state, found[0][1])
+
+
+@every_code
 def test_bits_do_not_depend_on_batch_parts_or_threads(code):
     problem = random_problem(
         decay="token", delta=True, state=True, sizes=(3, 90, 32, 100), dtype=torch.bfloat16
