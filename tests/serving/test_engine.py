@@ -418,10 +418,10 @@ def test_as_many_rows_as_native_code_steps_together_are_one_call(
     while engine.stats.queued:
         engine.step()
     sizes: list[int] = []
-    call = model.transformer.forward
+    call = model.transformer.hidden_states
     monkeypatch.setattr(
         model.transformer,
-        "forward",
+        "hidden_states",
         lambda ids, **options: sizes.append(len(ids)) or call(ids, **options),
     )
     engine.step()

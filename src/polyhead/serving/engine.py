@@ -33,11 +33,13 @@ from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
 from polyhead.native.threads import end_team
 from polyhead.serving.batches import Batch, Batches
 from polyhead.serving.budget import Budget, fitting_tokens
+from polyhead.serving.guesser import Guesser, guesses_of
 from polyhead.serving.heads import RowHeads
+from polyhead.serving.lookup import Lookups
 from polyhead.serving.requests import EngineEnding, QueueFull, Request
 from polyhead.serving.row import Row
 from polyhead.serving.stats import Counts, EngineStats, RequestStats
-from polyhead.serving.steps import feed, guesses_of, logits_alone, logits_of, take, take_guessed
+from polyhead.serving.steps import compute, compute_alone, feed, take, take_guessed
 
 
 class Engine:
@@ -99,9 +101,7 @@ class Engine:
         self.prompt_chunk = check_int("prompt_chunk", prompt_chunk, least=1, error=ValueError)
         self.page_size = check_int("page_size", page_size, least=1, error=ValueError)
         most = MAX_GEMV_ROWS - 1
-        self.lookup_tokens = check_int(
-            "lookup_tokens", lookup_tokens, least=0, most=most, error=ValueError
-        )
+        check_int("lookup_tokens", lookup_tokens, least=0, most=most, error=ValueError)
         if max_tokens is None:
             max_tokens = fitting_tokens(model, max_rows)
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
@@ -121,6 +121,7 @@ class Engine:
                 f"lookup_tokens must be 0 for a model computed row by row: got {lookup_tokens}"
             )
         self._batches = None if pool is None else Batches(pool)
+        self._guesser = Lookups(lookup_tokens) if lookup_tokens else Guesser()
         self._counts = Counts()
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -221,6 +222,7 @@ class Engine:
         """
         with self._turn:
             self._budget.forget_prefixes()
+            self._guesser.forget_prefixes()
 
     def _exactly(self) -> AbstractContextManager[None]:
         return batch_invariant() if self.batch_invariant else nullcontext()
@@ -326,12 +328,12 @@ class Engine:
         read = [row.next_ids(row.length) for row in rows]
         fresh = [row.reads for row in rows]
         try:
-            if cache is not None and self.lookup_tokens:
+            if cache is not None and self._guesser.most:
                 spare = self._budget.spare(self._rows, rows) - 1
-                guesses = guesses_of(rows, read, min(self.lookup_tokens, spare))
-            step = partial(logits_of, self.model, self.adapters, cache, rows, read, guesses)
+                guesses = guesses_of(self._guesser, rows, read, spare)
+            step = partial(compute, self.model, self.adapters, cache, rows, read, guesses)
             with self._exactly():
-                logits = self.heads.watched(rows, read, step)
+                computed = self.heads.watched(rows, read, step)
         except Exception as error:
             # A call that fails leaves its cache as it was: the others are computed in the next.
             youngest = max(rows, key=self._rows.index)
@@ -339,10 +341,13 @@ class Engine:
             self._drop([youngest])
             return
         wrong = []
-        for row, ids, guess, scores in zip(rows, read, guesses, logits, strict=True):
+        for row, ids, guess, (logits, hidden) in zip(rows, read, guesses, computed, strict=True):
             feed(row, len(ids), self._counts)
             with self._drawing(row):
-                wrong.append(len(guess) - take_guessed(row, guess, scores, self._counts))
+                right = take_guessed(row, guess, logits, self._counts)
+            wrong.append(len(guess) - right)
+            self._guesser.count(row, len(guess), right)
+            self._guesser.read(row, hidden[: len(ids) + right])
         if cache is not None:
             if any(wrong):
                 cache.rollback(wrong)
@@ -361,13 +366,20 @@ class Engine:
             count = min(left, row.length - row.fed)
             try:
                 with self._exactly():
-                    logits = logits_alone(self.model, self.adapters, row, count)
+                    logits, hidden = compute_alone(
+                        self.model,
+                        self.adapters,
+                        row,
+                        count,
+                        wants_hidden=self._guesser.wants_hidden,
+                    )
             except Exception as error:
                 row.end("error", error)
                 self._drop([row])
                 continue
             feed(row, count, self._counts)
             left -= count
+            self._guesser.read(row, hidden)
             if row.fed < row.length:
                 return
             with self._drawing(row):
@@ -414,6 +426,7 @@ class Engine:
             return
         if self._batches is not None:
             self._batches.drop(rows)
+        self._guesser.drop(rows)
         for row in rows:
             if row.cache is not None:
                 row.cache.reset()

@@ -9,15 +9,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import NamedTuple, TypeVar
 
 from polyhead.errors import InputError
 from polyhead.generation import LanguageModel
 from polyhead.interpret.probe import probe
 from polyhead.models.parts import head_count
 from polyhead.serving.row import Row
+
+_Made = TypeVar("_Made")
 
 
 class HeadRow(NamedTuple):
@@ -63,8 +63,8 @@ class RowHeads:
         return found
 
     def watched(
-        self, rows: Sequence[Row], read: Sequence[Sequence[int]], step: Callable[[], list[Tensor]]
-    ) -> list[Tensor]:
+        self, rows: Sequence[Row], read: Sequence[Sequence[int]], step: Callable[[], _Made]
+    ) -> _Made:
         """The result of a step of rows, each of which reads tokens; what was asked for is seen.
 
         What cannot be seen is an error for those who asked, and the step is taken without.

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from polyhead.serving.guesser import Guesser
+from polyhead.serving.row import Row
+
 MATCH = 3
 """Tokens that must have stood together before."""
 WORTH = 4
@@ -17,19 +20,38 @@ CREDIT = 32
 """Guesses without success after which a request makes none."""
 
 
+class Lookups(Guesser):
+    """The guesses of all requests.
+
+    Args:
+        most: Tokens that are guessed of a row at most.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._lookups: dict[Row, Lookup] = {}
+
+    def guess(self, rows: Sequence[Row], most: int, room: int) -> list[list[int]]:
+        found = [self._lookups.setdefault(row, Lookup()) for row in rows]
+        return [each.guess(row.all_ids, most) for row, each in zip(rows, found, strict=True)]
+
+    def count(self, row: Row, guessed: int, accepted: int) -> None:
+        if guessed:
+            self._lookups[row].count(guessed, accepted)
+
+    def drop(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            self._lookups.pop(row, None)
+
+
 class Lookup:
     """The guesses of one request.
 
     It makes none once fewer than one in ``WORTH`` has been right, until tokens are again those that
     it would have guessed. It counts tokens and reads no clock.
-
-    Attributes:
-        guessed: Guesses that were checked.
-        accepted: Those that were right.
     """
 
     def __init__(self) -> None:
-        self.guessed = self.accepted = 0
         self._ids, self._ends = list[int](), dict[tuple[int, ...], int]()
         self._credit = CREDIT
         self._silent: int | None = None
@@ -51,8 +73,6 @@ class Lookup:
 
     def count(self, guessed: int, accepted: int) -> None:
         """Counts guesses that were checked, and those of them that were right."""
-        self.guessed += guessed
-        self.accepted += accepted
         self._credit = min(CREDIT, self._credit + WORTH * accepted - guessed)
 
     def _listen(self, token: int) -> None:

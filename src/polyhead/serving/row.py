@@ -17,7 +17,6 @@ from polyhead.generation.decoding.rules import Rows, Rule, rules_of
 from polyhead.generation.decoding.sampling import Sampler
 from polyhead.generation.decoding.steps import check_search
 from polyhead.generation.decoding.stops import StopTexts
-from polyhead.serving.lookup import Lookup
 from polyhead.serving.requests import Completion, FinishReason, Piece, Request, TokenLogprobs
 from polyhead.serving.stats import RequestStats
 
@@ -32,7 +31,8 @@ class Row:
         cached: Tokens of the prompt that other requests had read.
         cache: Its own, while it is not among the others of a batch.
         ended: Whether it has ended.
-        lookup: Guesses its next tokens.
+        guessed: Guesses at its tokens that were checked.
+        accepted: Of these, those that were right.
         adapter: Name of its adapter, or None.
         sharing: Rows share the pages of common prefixes with rows for which this is equal.
     """
@@ -57,9 +57,8 @@ class Row:
             check_int("logprobs", logprobs, least=0, most=most, error=ValueError)
         self.request, self.adapter, self.sharing = Request(), adapter, (share_with, adapter)
         self.ids, self.ended, self._submitted = list[int](), False, time.monotonic()
-        self.fed = self.read = self.cached = 0
+        self.fed = self.read = self.cached = self.guessed = self.accepted = 0
         self.cache: ModelCache | None = None
-        self.lookup = Lookup()
         self._stops, self._deadline = stops, deadline
         self._prompt = model.prompt_ids(prompt)
         self._limit, _ = room(wanted, len(self._prompt), model.config.max_positions)
@@ -125,10 +124,6 @@ class Row:
     def left(self) -> int:
         """Tokens that it may still draw."""
         return self._limit - len(self.ids)
-
-    def guess(self, most: int) -> list[int]:
-        """At most ``most`` tokens that may come next and leave room for one more."""
-        return self.lookup.guess(self.all_ids, min(most, self.left - 1))
 
     @property
     def tokens(self) -> int:
@@ -218,7 +213,7 @@ class Row:
                     self.cached,
                     told,
                     error,
-                    self.lookup.guessed,
-                    self.lookup.accepted,
+                    self.guessed,
+                    self.accepted,
                 )
             )

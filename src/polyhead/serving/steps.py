@@ -1,9 +1,10 @@
-"""What a step computes for rows of one call: what each reads next, and guesses that it checks."""
+"""What a step computes for rows of one call, and the tokens that each row draws from it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,74 +12,69 @@ from torch import Tensor
 from polyhead.caches import ModelCache
 from polyhead.checkpoints import RowAdapters
 from polyhead.generation import LanguageModel
-from polyhead.native.arguments import MAX_STEP_ROWS
 from polyhead.serving.row import Row
 from polyhead.serving.stats import Counts
 
 
-def guesses_of(rows: Sequence[Row], read: Sequence[Sequence[int]], most: int) -> list[list[int]]:
-    """What may come next in rows of one call that has room for it, at most ``most`` tokens.
+class Computed(NamedTuple):
+    """What a model computes for a row.
 
-    Args:
-        rows: Those of the call.
-        read: What each reads in it; one that reads its prompt guesses nothing.
-        most: Guesses of a row.
+    Attributes:
+        logits: ``[1 + n, V]`` after what the row reads, and after each of its n guesses.
+        hidden: Hidden states ``[T, E]`` of the tokens that it reads, and of the guesses; of the
+            last token alone where nobody wants the others.
     """
-    room = MAX_STEP_ROWS - sum(map(len, read))
-    if min(most, room) < 1:
-        return [[] for _ in rows]
-    guesses = [[] if row.reads else row.guess(most) for row in rows]
-    while sum(map(len, guesses)) > room:
-        most -= 1
-        guesses = [guess[:most] for guess in guesses]
-    return guesses
+
+    logits: Tensor
+    hidden: Tensor
 
 
-def logits_of(
+def compute(
     model: LanguageModel,
     adapters: RowAdapters,
     cache: ModelCache | None,
     rows: Sequence[Row],
     read: Sequence[Sequence[int]],
     guesses: Sequence[Sequence[int]],
-) -> list[Tensor]:
-    """For each row logits ``[1 + n, V]`` after what it reads, and after each of its n guesses.
+) -> list[Computed]:
+    """What the model computes for rows in a cache, which read tokens and check guesses.
 
     Without a cache of them together there is one row, which has its own.
     """
     if cache is None:
-        return [logits_alone(model, adapters, rows[0], 1)]
-    with adapters.rows([row.adapter for row in rows]):
-        return _logits_of(model, cache, read, guesses)
-
-
-def _logits_of(
-    model: LanguageModel,
-    cache: ModelCache,
-    read: Sequence[Sequence[int]],
-    guesses: Sequence[Sequence[int]],
-) -> list[Tensor]:
+        return [compute_alone(model, adapters, rows[0], 1)]
     tokens = [[*ids, *guess] for ids, guess in zip(read, guesses, strict=True)]
+    counts, wanted = [*map(len, tokens)], [1 + len(guess) for guess in guesses]
     transformer = model.transformer
-    if max(map(len, tokens)) == 1:
-        return [*transformer(torch.tensor(tokens, device="cpu"), cache=cache, last=1)]
-    counts = [*map(len, tokens)]
-    ids = torch.tensor([[token for row in tokens for token in row]], device="cpu")
-    hidden = transformer.hidden_states(ids, cache=cache, counts=counts)
-    wanted = [1 + len(guess) for guess in guesses]
-    ends = zip(accumulate(counts), wanted, strict=True)
-    places = [place for end, count in ends for place in range(end - count, end)]
-    logits: Tensor = transformer.logits(hidden[:, places])
-    return [*torch.split(logits[0], wanted)]
+    with adapters.rows([row.adapter for row in rows]):
+        if max(counts) == 1:
+            ids = torch.tensor(tokens, device="cpu")
+            hidden = transformer.hidden_states(ids, cache=cache, last=1)
+            return [*map(Computed, transformer.logits(hidden), hidden)]
+        ids = torch.tensor([[token for row in tokens for token in row]], device="cpu")
+        hidden = transformer.hidden_states(ids, cache=cache, counts=counts)
+        ends = zip(accumulate(counts), wanted, strict=True)
+        places = [place for end, count in ends for place in range(end - count, end)]
+        logits = transformer.logits(hidden[:, places])
+    split = torch.split(logits[0], wanted), torch.split(hidden[0], counts)
+    return [*map(Computed, *split)]
 
 
-def logits_alone(model: LanguageModel, adapters: RowAdapters, row: Row, count: int) -> Tensor:
-    """Logits ``[1, V]`` after the next ``count`` tokens of a row with a cache of its own."""
+def compute_alone(
+    model: LanguageModel,
+    adapters: RowAdapters,
+    row: Row,
+    count: int,
+    *,
+    wants_hidden: bool = False,
+) -> Computed:
+    """The same for the next ``count`` tokens of a row with a cache of its own."""
     assert row.cache is not None
     ids = torch.tensor([row.next_ids(count)], device="cpu")
     with adapters.rows([row.adapter]):
-        logits: Tensor = model.transformer(ids, cache=row.cache, last=1)
-    return logits[0]
+        last = None if wants_hidden else 1
+        hidden = model.transformer.hidden_states(ids, cache=row.cache, last=last)
+        return Computed(model.transformer.logits(hidden[:, -1:])[0], hidden[0])
 
 
 def feed(row: Row, count: int, counts: Counts) -> None:
@@ -103,12 +99,12 @@ def take_guessed(row: Row, guess: Sequence[int], logits: Tensor, counts: Counts)
         Guesses that its cache is to keep.
     """
     right = 0
-    row.lookup.count(len(guess), 0)  # before its caller hears of its end
+    row.guessed += len(guess)  # before its caller hears of its end
     counts.guessed_tokens += len(guess)
     take(row, logits[:1] if guess else logits, counts)
     while not row.ended and right < len(guess) and row.ids[-1] == guess[right]:
         right += 1
-        row.lookup.count(0, 1)
+        row.accepted += 1
         counts.accepted_tokens += 1
         take(row, logits[right : right + 1], counts)
     row.feed(right)
