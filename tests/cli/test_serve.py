@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from process import Run
 
-from polyhead.cli.models import adapters_of
+from polyhead.cli.models import adapters_of, load_served
 from polyhead.errors import InputError
 
 pytest.importorskip("prometheus_client")
@@ -79,6 +79,17 @@ def test_adapters_are_given_to_the_decoder_that_they_name() -> None:
     ):
         with pytest.raises(InputError, match=words):
             adapters_of(decoders, given)
+
+
+def test_a_draft_guesses_for_the_only_decoder(tiny: str) -> None:
+    engine = {"max_tokens": 64, "draft_tokens": 2}
+    served = load_served({"a": tiny}, None, "cpu", engine, draft=tiny)["a"].engine
+    assert served is not None
+    plain = load_served({"a": tiny}, None, "cpu", engine)["a"].engine
+    assert plain is not None
+    assert served.stats.pool_bytes > plain.stats.pool_bytes
+    with pytest.raises(InputError, match="--draft guesses tokens of one decoder: got 2 of them"):
+        load_served({"a": tiny, "b": tiny}, None, "cpu", engine, draft=tiny)
 
 
 @pytest.mark.slow

@@ -74,6 +74,7 @@ def load_served(
     device: str,
     engine: dict[str, Any],
     adapters: Sequence[str] = (),
+    draft: str | None = None,
     packing: Mapping[str, str | None] = MappingProxyType({}),
     **settings: Any,
 ) -> Models:
@@ -84,12 +85,13 @@ def load_served(
         dtype, device: As ``polyhead.load`` takes them.
         engine: Options of a decoder's engine.
         adapters: ``NAME=DIR`` of the only decoder, or ``MODEL:NAME=DIR``.
+        draft: What guesses tokens of the only decoder.
         packing: ``quantize`` and ``activations`` of ``polyhead.load``.
         settings: Of ``Models``.
 
     Raises:
         UnsupportedError: A model that is not served.
-        InputError: An adapter of no model.
+        InputError: An adapter of no model, or a draft of none or several.
     """
     from polyhead.generation import LanguageModel, SpeechToText, TextEncoder
     from polyhead.serving.http.served import Models, Served
@@ -102,6 +104,11 @@ def load_served(
     }
     decoders = [name for name, model in models.items() if isinstance(model, LanguageModel)]
     given = adapters_of(decoders, adapters)
+    if draft is not None:
+        if len(decoders) != 1:
+            raise InputError(f"--draft guesses tokens of one decoder: got {len(decoders)} of them")
+        made = load_expecting(draft, dtype, LanguageModel, device=device, **packing)
+        engine = {**engine, "draft": made}
     return Models(
         *(
             Served.of(name, model, **engine, adapters=given.get(name))

@@ -82,6 +82,18 @@ LookupTokens = Annotated[
         min=0, max=7, help="Tokens guessed from a request's own text and checked in one step."
     ),
 ]
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="A smaller decoder with the same vocabulary, which guesses tokens of the only "
+        "decoder; they are checked in one step.",
+        autocompletion=known_models,
+    ),
+]
+DraftTokens = Annotated[
+    int, typer.Option(min=1, max=7, help="Tokens that it guesses at most, fewer where that pays.")
+]
 Temperature = Annotated[
     float, typer.Option("--temperature", "-t", help="0 is greedy; larger is more varied.")
 ]

@@ -50,6 +50,8 @@ def serve(
         int, typer.Option(min=1, help="Requests that wait; further ones get 429.")
     ] = 256,
     lookup_tokens: options.LookupTokens = 0,
+    draft: options.Draft = None,
+    draft_tokens: options.DraftTokens = 4,
     max_new_tokens: Annotated[
         int,
         typer.Option(
@@ -100,8 +102,10 @@ def serve(
             "max_rows": max_rows,
             "max_queue": max_queue,
             "lookup_tokens": lookup_tokens,
+            "draft_tokens": draft_tokens,
         },
         adapter or (),
+        draft,
         {"quantize": quantize, "activations": activations},
         timeout=seconds,
         max_new_tokens=max_new_tokens,

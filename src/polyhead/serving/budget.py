@@ -23,10 +23,15 @@ _SHARE = 0.5
 """Part of the free memory that caches may take by default."""
 
 
-def fitting_tokens(model: LanguageModel, rows: int) -> int:
-    """Tokens of all caches by default: what fits, and no more than so many whole contexts."""
-    fitting = int(free_memory() * _SHARE) // max(1, _token_bytes(model))
-    return max(1, min(fitting, rows * model.config.max_positions))
+def fitting_tokens(models: Sequence[LanguageModel], rows: int) -> int:
+    """Tokens of all caches by default: what fits, and no more than so many whole contexts.
+
+    Args:
+        models: Those whose caches hold them; the context is that of the first.
+        rows: How many contexts.
+    """
+    fitting = int(free_memory() * _SHARE) // max(1, sum(map(_token_bytes, models)))
+    return max(1, min(fitting, rows * models[0].config.max_positions))
 
 
 def _token_bytes(model: LanguageModel) -> int:

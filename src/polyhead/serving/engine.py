@@ -15,10 +15,12 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from polyhead import native
 from polyhead._utils.checks import check_bool, check_int
@@ -33,6 +35,7 @@ from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
 from polyhead.native.threads import end_team
 from polyhead.serving.batches import Batch, Batches
 from polyhead.serving.budget import Budget, fitting_tokens
+from polyhead.serving.drafts import SPARE, Drafts
 from polyhead.serving.guesser import Guesser, guesses_of
 from polyhead.serving.heads import RowHeads
 from polyhead.serving.lookup import Lookups
@@ -66,6 +69,11 @@ class Engine:
         page_size: Tokens of a page; default 16.
         lookup_tokens: Tokens of a request that are guessed from its own text (prompt lookup) and
             checked in one step, at most; 0 to 7, default 0. What is drawn does not change.
+        draft: A smaller decoder with the same vocabulary, which guesses tokens that are then
+            checked in one step; what is drawn does not change. Its caches hold ``max_tokens`` too.
+            Default none.
+        draft_tokens: Tokens of a request that it guesses at most, fewer or none where that does
+            not pay; 1 to 7, default 4.
         adapters: LoRA adapters by name, as ``ph.RowAdapters`` takes them; default none.
 
     A model with layers that remember more than keys and values is computed row by row, without
@@ -73,7 +81,7 @@ class Engine:
 
     Raises:
         ValueError: A number or flag that cannot be, by name.
-        UnsupportedError: ``lookup_tokens`` for a model that is computed row by row.
+        UnsupportedError: ``lookup_tokens`` or ``draft`` for a model that is computed row by row.
         PolyheadError: What ``ph.RowAdapters`` raises.
     """
 
@@ -90,6 +98,8 @@ class Engine:
         batch_invariant: bool | None = None,
         page_size: int = 16,
         lookup_tokens: int = 0,
+        draft: LanguageModel | None = None,
+        draft_tokens: int = 4,
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
         self.model = model.eval()
@@ -102,8 +112,11 @@ class Engine:
         self.page_size = check_int("page_size", page_size, least=1, error=ValueError)
         most = MAX_GEMV_ROWS - 1
         check_int("lookup_tokens", lookup_tokens, least=0, most=most, error=ValueError)
+        check_int("draft_tokens", draft_tokens, least=1, most=most, error=ValueError)
+        if lookup_tokens and draft is not None:
+            raise ValueError("give lookup_tokens or draft, not both: one of them guesses tokens")
         if max_tokens is None:
-            max_tokens = fitting_tokens(model, max_rows)
+            max_tokens = fitting_tokens([model] if draft is None else [model, draft], max_rows)
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
         if batch_invariant is None:
             batch_invariant = model.transformer.embedding.like.is_cpu and not native.unavailable()
@@ -120,8 +133,16 @@ class Engine:
             raise UnsupportedError(
                 f"lookup_tokens must be 0 for a model computed row by row: got {lookup_tokens}"
             )
+        if draft is not None and pool is None:
+            raise UnsupportedError("draft must be None for a model computed row by row")
         self._batches = None if pool is None else Batches(pool)
         self._guesser = Lookups(lookup_tokens) if lookup_tokens else Guesser()
+        if draft is not None:
+            tokens = self.max_tokens + max_rows * (SPARE + page_size)
+            with torch.inference_mode():
+                self._guesser = Drafts(
+                    model, draft, draft_tokens, tokens, page_size, share_prefixes=share_prefixes
+                )
         self._counts = Counts()
         self._thread: threading.Thread | None = None
         self._ending = False
@@ -269,7 +290,8 @@ class Engine:
     def stats(self) -> EngineStats:
         """Counts of now."""
         with self._lock:
-            return self._budget.stats(self._rows, len(self._queue), self._counts)
+            stats = self._budget.stats(self._rows, len(self._queue), self._counts)
+            return replace(stats, pool_bytes=stats.pool_bytes + self._guesser.bytes)
 
     @property
     def requests(self) -> tuple[RequestStats, ...]:
@@ -338,6 +360,7 @@ class Engine:
             # A call that fails leaves its cache as it was: the others are computed in the next.
             youngest = max(rows, key=self._rows.index)
             youngest.end("error", error)
+            self._guesser.drop(rows)
             self._drop([youngest])
             return
         wrong = []
@@ -347,7 +370,7 @@ class Engine:
                 right = take_guessed(row, guess, logits, self._counts)
             wrong.append(len(guess) - right)
             self._guesser.count(row, len(guess), right)
-            self._guesser.read(row, hidden[: len(ids) + right])
+            self._note(row, hidden[: len(ids) + right])
         if cache is not None:
             if any(wrong):
                 cache.rollback(wrong)
@@ -355,6 +378,13 @@ class Engine:
                 if fresh[place]:
                     self._budget.keep_prefix(row, cache, place)
         self._drop([row for row in rows if row.ended])
+
+    def _note(self, row: Row, hidden: Tensor) -> None:
+        """Tells what guesses that a row's cache has grown."""
+        try:
+            self._guesser.read(row, hidden)
+        except Exception as error:
+            row.end("error", error)
 
     def _read_prompts(self, left: int) -> None:
         """Reads tokens of prompts, first come, first served."""
@@ -379,7 +409,10 @@ class Engine:
                 continue
             feed(row, count, self._counts)
             left -= count
-            self._guesser.read(row, hidden)
+            self._note(row, hidden)
+            if row.ended:
+                self._drop([row])
+                continue
             if row.fed < row.length:
                 return
             with self._drawing(row):

@@ -1,0 +1,201 @@
+"""A draft guesses tokens: what is drawn stays the same, and its caches hold what the rows hold."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from random_requests import check_random, pages_back
+
+import polyhead as ph
+from generation.tiny import byte_tokenizer, decoder, lora
+from polyhead import native
+from polyhead.serving import drafts
+from polyhead.serving.drafts import Drafts
+from polyhead.serving.engine import Engine
+from polyhead.serving.pace import PAUSE, Pace
+
+pytestmark = pytest.mark.skipif(
+    native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
+)
+
+
+@pytest.fixture(scope="module")
+def model() -> ph.LanguageModel:
+    return ph.LanguageModel(decoder(context=256), byte_tokenizer(), "tiny").eval()
+
+
+@pytest.fixture
+def draft(model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> ph.LanguageModel:
+    """A model that often guesses right, and costs nothing, so that it always guesses."""
+    monkeypatch.setattr(drafts, "_weight_bytes", lambda of: float(of is model))
+    monkeypatch.setattr(Pace, "tokens", lambda pace, rows, most: most)
+    made = copy.deepcopy(model)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in made.transformer.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.02)
+    return made
+
+
+def run(engine: Engine) -> int:
+    steps = 0
+    while engine.step():
+        steps += 1
+    return steps
+
+
+def test_a_draft_saves_steps_and_changes_nothing(
+    model: ph.LanguageModel, draft: ph.LanguageModel
+) -> None:
+    asked: dict[str, Any] = {"max_new_tokens": 60, "logprobs": 1}
+    made, steps = [], []
+    for each in (None, draft):
+        engine = Engine(model, max_tokens=800, draft=each, draft_tokens=5)
+        found = [engine.submit("ab" * n, seed=n, temperature=0.1 * n, **asked) for n in range(1, 5)]
+        found.append(engine.submit("abc" * 20, **asked))
+        steps.append(run(engine))
+        made.append([request.result(0) for request in found])
+        assert pages_back(engine)
+    for one, other in zip(*made, strict=True):
+        assert (one.ids, one.logprobs) == (other.ids, other.logprobs)  # the same bits
+        assert other.accepted_tokens > 15
+    stats = engine.stats
+    assert stats.guessed_tokens == sum(each.guessed_tokens for each in made[1])
+    assert stats.accepted_tokens == sum(each.accepted_tokens for each in made[1])
+    assert steps[1] < 0.7 * steps[0]
+
+
+def test_the_guesses_are_the_likeliest_tokens_of_the_draft(
+    model: ph.LanguageModel, draft: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of texts of uneven lengths, whichever guesses were right before."""
+    checked: list[bool] = []
+    guess = Drafts.guess
+
+    def watched(self: Drafts, rows: Any, most: int, room: int) -> list[list[int]]:
+        made = guess(self, rows, most, room)
+        for row, tokens in zip(rows, made, strict=True):
+            ids = row.all_ids
+            for token in tokens:
+                scores = draft.transformer(torch.tensor([ids]), last=1)[0, 0]
+                checked.append(int(scores.argmax()) == token)
+                ids = [*ids, token]
+        return made
+
+    monkeypatch.setattr(Drafts, "guess", watched)
+    engine = Engine(model, max_tokens=800, draft=draft, draft_tokens=3)
+    found = [engine.submit("ab" * (7 * n + 1), max_new_tokens=30 - n) for n in range(5)]
+    run(engine)
+    late = engine.submit("ab" * 30, max_new_tokens=9)  # begins with pages that others read
+    run(engine)
+    assert late.result(0).cached_tokens > 30
+    assert len(checked) > 100
+    assert all(checked)
+    assert 0 < sum(each.result(0).accepted_tokens for each in found) < len(checked)
+
+
+def test_random_requests_with_a_draft_are_each_as_alone(
+    model: ph.LanguageModel, draft: ph.LanguageModel, tmp_path: Path
+) -> None:
+    engine = check_random(model, 13, 8, prompt_chunk=32, draft=draft, draft_tokens=3)
+    assert 0 < engine.stats.accepted_tokens < engine.stats.guessed_tokens
+    options: dict[str, Any] = {
+        "max_tokens": 192,
+        "overcommit": True,
+        "page_size": 4,
+        "draft_tokens": 7,
+    }
+    folders = {"law": lora(tmp_path, model.transformer, "q_proj v_proj")}
+    engine = check_random(
+        model, 15, 9, prompt_chunk=64, draft=draft, draft_tokens=7, adapters=folders, **options
+    )
+    assert engine.stats.preemptions > 0
+    assert engine.stats.accepted_tokens > 0
+    kept: Any = engine._guesser
+    assert not kept._members
+    kept.forget_prefixes()
+    assert kept._pool.free == kept._pool.pages
+
+
+def test_rows_without_room_in_the_draft_have_no_guesses(
+    model: ph.LanguageModel, draft: ph.LanguageModel
+) -> None:
+    short = ph.LanguageModel(decoder(context=40), byte_tokenizer(), "short")
+    short.transformer.load_state_dict(draft.transformer.state_dict())
+    engine = Engine(model, max_tokens=800, draft=short)
+    found = [engine.submit("ab", max_new_tokens=n) for n in (36, 60)]
+    run(engine)
+    one, other = (request.result(0) for request in found)
+    assert one.guessed_tokens > 0
+    assert other.guessed_tokens == 0
+    assert other.ids[:36] == one.ids
+
+
+def test_a_step_that_fails_ends_one_request(
+    model: ph.LanguageModel, draft: ph.LanguageModel
+) -> None:
+    engine = Engine(model, max_tokens=800, draft=draft)
+    texts = "a", "bb", "ccc", "d" * 40
+    found = [engine.submit(text, max_new_tokens=40) for text in texts[:3]]
+
+    def fail(of: ph.LanguageModel) -> None:
+        def refused(module: Any, inputs: Any) -> None:
+            hook.remove()
+            raise MemoryError("no memory")
+
+        hook = of.transformer.layers[1].register_forward_pre_hook(refused)
+
+    for failing in (model, draft):
+        engine.step()
+        fail(failing)
+        engine.step()
+    found.append(engine.submit(texts[3], max_new_tokens=40))
+    hook = draft.transformer.layers[0].register_forward_pre_hook(lambda *_: fail(draft))
+    engine.step()  # reads the prompt
+    hook.remove()
+    run(engine)
+    made = [request.result(0) for request in found]
+    assert [each.finish_reason for each in made] == ["length", "error", "error", "error"]
+    single = Engine(model, max_tokens=64)
+    request = single.submit("a", max_new_tokens=40)
+    run(single)
+    assert made[0].ids == request.result(0).ids
+    assert pages_back(engine)
+
+
+def test_memory_of_the_draft_is_counted(model: ph.LanguageModel, draft: ph.LanguageModel) -> None:
+    alone, both = (Engine(model, max_tokens=320, draft=each) for each in (None, draft))
+    spare = -(-(320 + 32 * (drafts.SPARE + 16)) // 16)
+    assert both.stats.pool_bytes == alone.stats.pool_bytes // 20 * (20 + spare)
+
+
+def test_drafts_that_cannot_guess_are_refused_by_name(model: ph.LanguageModel) -> None:
+    with pytest.raises(ValueError, match=r"draft_tokens must be .*7: got 8"):
+        Engine(model, max_tokens=64, draft=model, draft_tokens=8)
+    with pytest.raises(ValueError, match="lookup_tokens or draft, not both"):
+        Engine(model, max_tokens=64, draft=model, lookup_tokens=2)
+    with pytest.raises(TypeError, match="draft must be a LanguageModel: got str"):
+        Engine(model, max_tokens=64, draft="smollm2")  # type: ignore[arg-type]
+    other = copy.deepcopy(model)
+    other.tokenizer.backend.add_tokens(["<more>"])
+    with pytest.raises(ValueError, match=r"token '<more>' is 259 in the draft and None in the mo"):
+        Engine(model, max_tokens=64, draft=other)
+
+
+def test_the_number_of_guesses_is_the_one_that_pays() -> None:
+    cheap, dear = Pace(0.05), Pace(1.0)
+    assert cheap.tokens(1, 7) > 1
+    assert cheap.tokens(1, 1) == 1
+    assert cheap.tokens(1, 0) == 0
+    assert [dear.tokens(1, 7) for _ in range(PAUSE)] == [0] * (PAUSE - 1) + [1]  # a trial
+    for _ in range(200):
+        cheap.count(4, 0)
+    assert cheap.tokens(1, 7) == 0
+    for _ in range(200):
+        cheap.count(4, 4)
+    assert cheap.tokens(1, 7) == 7
+    assert Pace(0.05).tokens(32, 7) < Pace(0.05).tokens(1, 7)  # there a token takes longer
