@@ -160,8 +160,8 @@ inline void product_of_tiles(Next& next, int64_t rows, const Pair* a, int64_t a_
 
 // The same where sixteen pairs of all rows follow those before, and b is [steps, 2 kTile].
 template <int R, int N>
-inline void product_of_packed_tiles(int64_t rows, const Pair* a, const Pair* b, int64_t steps, float* c, int64_t c_stride) {
-    begin_sums<R, N>(c, c_stride, false);
+inline void product_of_packed_tiles(int64_t rows, const Pair* a, const Pair* b, int64_t steps, float* c, int64_t c_stride, bool add) {
+    begin_sums<R, N>(c, c_stride, add);
     for (int64_t k = 0; k < steps; k += kTile) multiply_tiles<R, N>(a + k * rows, kTile, b + k * 2 * kTile, 2 * kTile);
     store_sums<R, N>(c, c_stride);
 }

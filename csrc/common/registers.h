@@ -39,7 +39,8 @@ inline Vec multiply_add_pairs(Vec sum, Vec a, Vec b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
 // 2 W numbers as pairs, rounded to nearest even.
-inline Vec pairs_of(const float* s) { return (Vec)_mm512_cvtne2ps_pbh((__m512)load(s + W), (__m512)load(s)); }
+inline Vec pairs_of(Vec a, Vec b) { return (Vec)_mm512_cvtne2ps_pbh((__m512)b, (__m512)a); }
+inline Vec pairs_of(const float* s) { return pairs_of(load(s), load(s + W)); }
 // W numbers, rounded likewise, as the lower halves of 32 bits.
 inline VecInt bits_of(const float* s) {
     return __builtin_convertvector((VecHalf)_mm512_cvtneps_pbh((__m512)load(s)), VecInt);

@@ -190,6 +190,7 @@ template <class T> inline void store_some(Vec x, T* p, int64_t n) {
 #if defined(__AVX512DQ__) && PH_WIDTH == 16
 inline Vec larger(Vec a, Vec b) { return (Vec)_mm512_max_ps((__m512)a, (__m512)b); }
 inline Vec smaller(Vec a, Vec b) { return (Vec)_mm512_min_ps((__m512)a, (__m512)b); }
+inline uint32_t lanes_that_differ(Vec a, Vec b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_NEQ_UQ); }
 inline float sum(Vec v) { return _mm512_reduce_add_ps((__m512)v); }
 inline float largest(Vec v) { return _mm512_reduce_max_ps((__m512)v); }
 #else

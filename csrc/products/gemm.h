@@ -137,7 +137,7 @@ inline void dots_of_tile(int64_t rows, const TilePair* x, WeightRows<TilePair> w
     for (int64_t n = 0; n < count; n += 2 * kTile)
         with_constant<2>(rows > kTile ? 2 : 1, [&](auto r) {
             with_constant<2>(count - n > kTile ? 2 : 1, [&](auto c) {
-                product_of_packed_tiles<r, c>(rows, (const Pair*)x, (const Pair*)(w.at + n * steps), steps, dots + n, kPanel);
+                product_of_packed_tiles<r, c>(rows, (const Pair*)x, (const Pair*)(w.at + n * steps), steps, dots + n, kPanel, false);
             });
         });
 }

@@ -1,7 +1,8 @@
-// Compares products on matrix tiles with sums in double: every number of rows, and of pairs and columns
-// around whole tiles. Says how many products it compared, or the first that differs. With PH_TILE_MODEL
-// the instructions are plain code.
+// Compares products on matrix tiles, and attention on them, with sums in double: every number of rows, and of
+// pairs and columns around whole tiles. Says how many it compared, or the first that differs. With
+// PH_TILE_MODEL the instructions are plain code.
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -19,6 +20,7 @@
 
 #define PH_NAMESPACE tiles
 #include "common/tile_products.h"
+#include "attention/attend.h"
 
 namespace {
 using namespace polyhead::tiles;
@@ -77,13 +79,58 @@ template <int R, int N> bool is_right_packed(int64_t rows, int64_t steps) {
     const int64_t c_stride = 3 * kTile;
     std::vector<float> c(rows * c_stride, 7.0f);
     set_tile_rows(rows);
-    product_of_packed_tiles<R, N>(rows, a.data(), b.data(), steps, c.data(), c_stride);
+    product_of_packed_tiles<R, N>(rows, a.data(), b.data(), steps, c.data(), c_stride, false);
     for (int64_t m = 0; m < rows; ++m)
         for (int64_t n = 0; n < c_stride; ++n) {
             double sum = n < N * kTile ? 0 : 7;
             for (int64_t k = 0; n < N * kTile && k < steps; ++k)
                 sum += dot(a[k / kTile * kTile * rows + m * kTile + k % kTile], b[k * 2 * kTile + n]);
             if (!(std::abs(c[m * c_stride + n] - sum) < 1e-4)) return false;
+        }
+    return true;
+}
+
+std::vector<BFloat16> random_bfloats(int64_t count, float size) {
+    std::vector<BFloat16> numbers(count);
+    for (BFloat16& x : numbers) round_to(size * random_number(), &x);
+    return numbers;
+}
+
+// Heads of one kv head; query t sees the keys [low, high) around its place, or all. Keys of great scores come
+// late, so that what was summed is rescaled.
+bool attends(int64_t heads, int64_t queries, int64_t keys, int64_t D, int64_t V, bool bounded) {
+    polyhead::Attention c{};
+    const auto q = random_bfloats(heads * queries * D, 2), v = random_bfloats(keys * V, 1);
+    auto k = random_bfloats(keys * D, 1);
+    for (int64_t i = keys * D * 2 / 3; i < keys * D; ++i) round_to(2 * to_float(k[i]), &k[i]);
+    std::vector<BFloat16> out(heads * queries * V);
+    std::vector<float> lse(heads * queries);
+    std::vector<int64_t> low(queries), high(queries);
+    for (int64_t t = 0; t < queries; ++t) high[t] = keys - queries + t + 1, low[t] = t % 7 ? high[t] - 40 : keys;
+    c.dtype = polyhead::kBFloat16, c.batch = 1, c.heads = heads, c.kv_heads = 1, c.queries = queries, c.keys = keys;
+    c.key_dim = D, c.value_dim = V, c.count = 1, c.scale = 0.3f;
+    c.q = (const char*)q.data(), c.q_head = queries * D, c.q_token = D;
+    c.segments[0].k = (const char*)k.data(), c.segments[0].v = (const char*)v.data();
+    c.segments[0].k_token = D, c.segments[0].v_token = V, c.segments[0].length = keys;
+    c.out = (char*)out.data(), c.out_head = queries * V, c.out_query = V, c.lse = lse.data();
+    if (bounded) c.low = low.data(), c.high = high.data();
+    if (!plan_of(c, 1).tiled || attend(c, 1) != polyhead::Outcome::done) return false;
+    for (int64_t h = 0; h < heads; ++h)
+        for (int64_t t = 0; t < queries; ++t) {
+            double total = 0;
+            std::vector<double> sums(V);
+            for (int64_t j = bounded ? std::max<int64_t>(low[t], 0) : 0; j < (bounded ? std::min(high[t], keys) : keys); ++j) {
+                double score = 0;
+                for (int64_t d = 0; d < D; ++d)
+                    score += (double)to_float(q[(h * queries + t) * D + d]) * to_float(k[j * D + d]);
+                const double weight = std::exp(c.scale * score);
+                total += weight;
+                for (int64_t d = 0; d < V; ++d) sums[d] += weight * to_float(v[j * V + d]);
+            }
+            const double found = lse[h * queries + t];
+            if (total == 0 ? found != -INFINITY : !(std::abs(found - std::log(total)) < 1e-4)) return false;
+            for (int64_t d = 0; d < V; ++d)
+                if (!(std::abs(to_float(out[(h * queries + t) * V + d]) - (total == 0 ? 0 : sums[d] / total)) < 1e-2)) return false;
         }
     return true;
 }
@@ -117,6 +164,16 @@ int main() {
             }
             ++compared;
         }
+    for (auto [heads, queries] : {std::pair<int64_t, int64_t>{1, 17}, {3, 9}, {3, 16}, {3, 27}, {2, 70}})
+        for (int64_t keys : {1, 31, 32, 127, 129, 300})
+            for (int64_t D : {32, 96})
+                for (bool bounded : {false, true}) {
+                    if (!attends(heads, queries, keys, D, D == 32 ? 64 : 32, bounded)) {
+                        std::printf("wrong: %d heads, %d queries, %d keys, D %d, bounded %d\n", (int)heads, (int)queries, (int)keys, (int)D, bounded);
+                        return 1;
+                    }
+                    ++compared;
+                }
     std::printf("%d shapes\n", compared);
     return 0;
 }
