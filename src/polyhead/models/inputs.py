@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import check_int
 from polyhead.caches import Evicting, ModelCache, Quantized
 from polyhead.config import LayerConfig, TransformerConfig
 from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS, SEGMENTS
@@ -225,45 +222,6 @@ def check_call(
         raise ValueError(
             f"the cache was made for {len(cache.layers)} layers, the model has {len(config.layers)}"
         )
-
-
-def check_counts(
-    config: TransformerConfig,
-    ids: Tensor,
-    counts: Sequence[int],
-    cache: ModelCache | None,
-    beside: tuple[object, ...],
-) -> list[int]:
-    """Checks the numbers of tokens that rows have in one call.
-
-    Args:
-        config: Configuration of the model.
-        ids: ``[1, N]``, those of all rows.
-        counts: Of each row.
-        cache: Cache of the caller, or None.
-        beside: ``positions``, ``segments``, ``mask`` and ``last`` of the call.
-
-    Returns:
-        Tokens of each row in the cache.
-
-    Raises:
-        TypeError: Counts that are not whole numbers.
-        ValueError: Counts of other tokens or rows, or not a decoder's call with a cache alone.
-    """
-    if cache is None or config.kind != "decoder" or config.task is not None:
-        got = "no cache" if cache is None else f"kind={config.kind!r}, task={config.task}"
-        raise ValueError(f"counts are rows of a decoder's cache: got {got}")
-    for name, given in zip(("positions", "segments", "mask", "last"), beside, strict=True):
-        if given is not None:
-            raise ValueError(f"counts and {name} do not go together: give one of them")
-    numbers = [check_int("counts", count, least=1, error=ValueError) for count in counts]
-    lengths = cache.lengths or [0] * len(numbers)
-    if len(numbers) != len(lengths) or ids.ndim != 2 or ids.shape != (1, sum(numbers)):
-        raise ValueError(
-            f"counts must be of each row, and ids [1, sum(counts)]: got {len(numbers)} counts, "
-            f"{sum(numbers)} in all, for {len(lengths)} rows and ids {list(ids.shape)}"
-        )
-    return lengths
 
 
 def check_encoder_call(config: TransformerConfig, ids: Tensor, positions: Tensor | None) -> None:

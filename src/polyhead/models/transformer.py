@@ -23,7 +23,6 @@ from polyhead.caches.in_use import alone_with_cache
 from polyhead.config import RopeConfig, TransformerConfig
 from polyhead.config.disentangled import DISTANCES
 from polyhead.config.layout import EMBEDDED, EMBEDDING, SEGMENTS, TOKENS
-from polyhead.layers.attention_parts import ragged_positions
 from polyhead.layers.decode_plan import DecodePlan, plan_for
 from polyhead.layers.disentangled_attention import RelativeEmbedding
 from polyhead.layers.fixed import Fixed
@@ -44,13 +43,13 @@ from polyhead.models.inputs import (
     check_cache,
     check_caching,
     check_call,
-    check_counts,
     check_encoder_call,
     global_tokens_of_call,
     segments_of_call,
     sent,
 )
 from polyhead.models.observation import Observation, observe
+from polyhead.models.places import places_of_call, undo
 from polyhead.models.stack import biases, relative_table, run_layers, stack
 from polyhead.semantics import Causal, KeyLengths, Mask
 
@@ -229,18 +228,16 @@ class Transformer(Fixed):
         global_tokens: Tensor | None = None,
     ) -> Tensor:
         """What ``logits`` needs, ``[B, T or last, E]``; takes the arguments of a call."""
-        start, before, given = 0, [], positions
-        if cache is not None:
-            check_cache(cache)
-            start, before = cache.length, cache.lengths
-            if positions is None and counts is None:
-                positions = ragged_positions(cache.layers[0], ids)
-        rows = None
-        if counts is not None:
-            beside = positions, segments, mask, last
-            lengths = check_counts(self.config, ids, counts, cache, beside)
-            rows = PackedRows(counts, lengths, self.embedding.like.device)
-            positions = rows.positions
+        given = positions
+        start, before, positions, rows = places_of_call(
+            self.config,
+            ids,
+            self.embedding.like.device,
+            cache=cache,
+            counts=counts,
+            positions=positions,
+            beside=(segments, mask, last),
+        )
         check_call(self.config, ids, positions, start, cache, last)
         ids = sent(ids, self.embedding.like.device)
         positions = None if positions is None else sent(positions, ids.device)
@@ -299,11 +296,7 @@ class Transformer(Fixed):
                 rows=rows,
             )
         except BaseException:
-            # Interrupted between two layers, a cache would hold more tokens in some than in others.
-            if cache is not None:
-                cache.truncate(before or 0)
-                if cache.context is None:
-                    cache.reset_context()
+            undo(cache, before)
             raise
         if cache is not None and context is not None:
             cache.context, cache.context_mask = context, context_mask
