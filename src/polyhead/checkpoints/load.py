@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from polyhead._utils.paths import kind_of
@@ -30,6 +30,7 @@ from polyhead.models.quantized import put_blocks, quantizable
 from polyhead.models.transformer import Transformer
 from polyhead.quantization import unpack
 
+Made = TypeVar("Made", bound=nn.Module)
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
@@ -193,13 +194,25 @@ def _commonest_dtype(parts: Parts) -> torch.dtype:
 
 def build(
     parts: Parts,
-    where: Path,
+    where: object,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> Transformer:
-    """The model of a configuration and its tensors, in evaluation mode.
+    """The model of a configuration and its tensors, in evaluation mode; see ``build_as``."""
+    return build_as(Transformer, parts, where, dtype, device)
+
+
+def build_as(
+    make: Callable[[TransformerConfig], Made],
+    parts: Parts,
+    where: object,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+) -> Made:
+    """The module of a configuration and its tensors, in evaluation mode.
 
     Args:
+        make: makes it, with weights that are replaced.
         parts: what a reader handed over.
         where: the file or directory, for messages.
         dtype: dtype of the weights.
@@ -213,7 +226,7 @@ def build(
     _check_layers(parts, where)
     try:
         with torch.device("meta"), _Unfilled():
-            model = Transformer(parts.config)
+            model = make(parts.config)
     except (RuntimeError, OverflowError, TypeError) as error:
         # torch's message for a size beyond its integers, with a C++ stack trace
         words = str(error).partition("\n")[0]
@@ -276,7 +289,7 @@ class _Unfilled(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _check_layers(parts: Parts, where: Path) -> None:
+def _check_layers(parts: Parts, where: object) -> None:
     """Every layer and every expert has a tensor, and no head is larger than all of them.
 
     Without this a model of ten thousand layers is built for a minute, and rotary frequencies of
@@ -307,7 +320,7 @@ def _check_layers(parts: Parts, where: Path) -> None:
         )
 
 
-def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -> None:
+def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: object) -> None:
     """No tensor missing, none too many, every one of the right shape."""
     shapes = parts.shapes
     missing = [name for name in expected if name not in shapes]
@@ -329,7 +342,7 @@ def _check(parts: Parts, expected: Mapping[str, tuple[int, ...]], where: Path) -
             )
 
 
-def _check_kinds(parts: Parts, whole: set[str], where: Path) -> None:
+def _check_kinds(parts: Parts, whole: set[str], where: object) -> None:
     """Every tensor holds floats, or int64 where it is one of ``whole`` numbers."""
     for name, tensor in parts.state.items():
         kinds = (torch.int64,) if name in whole else _FLOATS

@@ -41,6 +41,6 @@ def draw_weights(model: nn.Module, config: TransformerConfig) -> None:
             module.reset_parameters()
     if rule == "width":
         for name in ("relative_bias", "encoder_relative_bias"):
-            if (tables := getattr(model, name)) is not None:
+            if (tables := getattr(model, name, None)) is not None:
                 for table in tables.parameters():
                     nn.init.normal_(table, std=scale / math.sqrt(config.embed_dim))

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from polyhead.errors import UnsupportedError
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedLinear, QuantizedMatrix
+from polyhead.models.embedding import Embedding
 from polyhead.models.heads import Head
 from polyhead.models.transformer import Transformer
 from polyhead.native.arguments import Scales
@@ -15,7 +16,7 @@ _READ_AS_NUMBERS = ("kv_b_proj", "router")
 """Linear modules that are never called, because only their weights are read."""
 
 
-def quantizable(model: Transformer, name: str) -> bool:
+def quantizable(model: nn.Module, name: str) -> bool:
     """Whether a parameter may be in blocks, so that ``put_blocks`` takes it.
 
     Args:
@@ -46,7 +47,7 @@ def unpacked_state(model: nn.Module) -> dict[str, Tensor]:
 
 
 def put_blocks(
-    model: Transformer, name: str, blocks: Tensor, kind: BlockType, scales: Scales | None
+    model: nn.Module, name: str, blocks: Tensor, kind: BlockType, scales: Scales | None
 ) -> dict[str, Tensor]:
     """Puts a matrix in blocks in the place of a parameter that is ``quantizable``.
 
@@ -74,8 +75,9 @@ def put_blocks(
         )
         above, _, leaf = path.rpartition(".")
         setattr(model.get_submodule(above), leaf, made)
-        if path == "embedding.tokens" and hasattr(model, "encoder_embedding"):
-            model.encoder_embedding.share(owner, made)
+        second = getattr(model, "encoder_embedding", None)
+        if path == "embedding.tokens" and isinstance(second, Embedding):
+            second.share(owner, made)
     return {
         f"{path}.{leaf}": tensor
         for leaf in ("blocks", "scales", "zeros")

@@ -115,29 +115,17 @@ def read_directory(
     kept_names: dict[str, str] = {}
     dropped: list[str] = []
     if scheme is not None:
-        numbers: dict[str, Tensor] = {}
-        for name, each in Codes(tensors, scheme, directory):
-            if table.is_dropped(name):
-                dropped.append(name)
-            elif (
-                keep
-                and adapter is None
-                and not isinstance(each, Numbers)
-                and _stays(name, each, table, config)
-            ):
-                made, called = _placed(name, each, table, config, directory)
-                blocks |= made
-                kept_names |= called
-            else:
-                numbers[name] = each.numbers(dtype or each.dtype)
-        tensors |= numbers
+        codes = Codes(tensors, scheme, directory)
+        blocks, kept_names, dropped = put_numbers(
+            codes, tensors, table, config, directory, keep=keep and adapter is None, dtype=dtype
+        )
     if adapter is not None:
         tensors = adapters.merged(tensors, adapter, table.prefix, text.bare)
     state, file_names = table.to_ours(tensors, config, directory)
     if config.head == "tied":
         _drop_tied_copy(state, file_names, directory)
     if blocks:
-        blocks |= _halves(state)
+        blocks |= halves(state)
     return Parts(
         config,
         state,
@@ -159,6 +147,48 @@ def read_directory(
         target_tokenizer=target_tokenizer,
         blocks=blocks,
     )
+
+
+def put_numbers(
+    codes: Codes,
+    tensors: dict[str, Tensor],
+    table: Tensors,
+    config: TransformerConfig,
+    where: Path,
+    *,
+    keep: bool,
+    dtype: torch.dtype | None,
+) -> tuple[dict[str, Blocks], dict[str, str], list[str]]:
+    """Puts the numbers of codes among a file's tensors.
+
+    Args:
+        codes: Of these tensors.
+        tensors: By the file's names.
+        table: Of the family.
+        config: Configuration of the model.
+        where: The directory, for messages.
+        keep: As of ``read_directory``, and so ``dtype``.
+        dtype: Of the numbers.
+
+    Returns:
+        What stays in blocks, what the file calls it, and the names of codes that no output depends
+        on.
+    """
+    blocks: dict[str, Blocks] = {}
+    names: dict[str, str] = {}
+    dropped: list[str] = []
+    numbers: dict[str, Tensor] = {}
+    for name, each in codes:
+        if table.is_dropped(name):
+            dropped.append(name)
+        elif keep and not isinstance(each, Numbers) and _stays(name, each, table, config):
+            made, called = _placed(name, each, table, config, where)
+            blocks |= made
+            names |= called
+        else:
+            numbers[name] = each.numbers(dtype or each.dtype)
+    tensors |= numbers
+    return blocks, names, dropped
 
 
 def _stays(
@@ -210,7 +240,7 @@ def _placed(
     return made, called
 
 
-def _halves(state: dict[str, Tensor]) -> dict[str, Blocks]:
+def halves(state: dict[str, Tensor]) -> dict[str, Blocks]:
     """Matrices of 16 bits, taken out of a state: they stay beside codes, as the file holds them."""
     kinds = {torch.float16: scaled.F16, torch.bfloat16: scaled.BF16}
     found = {
