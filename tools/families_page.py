@@ -62,6 +62,18 @@ models of Qwen2-VL, Qwen3-VL, PaddleOCR-VL and Mistral Small 3 are read from GGU
 | `model_type` | text model | left out |
 |---|---|---|""",
     """
+## Multi-token prediction
+
+Some files hold modules behind the model's own layers that predict further tokens (DeepSeek-V3,
+2024, §2.2). A model leaves them out (`Checkpoint.ignored`) and is saved without them. Of these
+types the first module is read: {types}.
+
+`predictor = ph.load_predictor(directory, model)` shares embedding and head with the model; copies
+of them in the file are not read. From the model's hidden state of each token and the token after
+it, `predictor.hidden_states(ids[:, 1:], hidden[:, :-1])` and `predictor.logits` predict the one
+after that, in one pass, through a cache or for packed rows. For other types, and from GGUF files,
+the module is refused by name.""",
+    """
 ## Refused
 
 | `model_type` | because |
@@ -85,6 +97,12 @@ _CHINESE = (
 
 | `model_type` | 文本模型 | 略去 |
 |---|---|---|""",  # noqa: E501
+    """
+## 多词元预测
+
+有些文件在模型自身的层之后还有预测后续词元的模块（DeepSeek-V3，2024，§2.2）。模型略去它们（`Checkpoint.ignored`），保存时也不写。以下类型读取第一个模块：{types}。
+
+`predictor = ph.load_predictor(directory, model)` 与模型共用嵌入和输出头；文件里它们的副本不读取。由模型对每个词元的隐藏状态和它的下一个词元，`predictor.hidden_states(ids[:, 1:], hidden[:, :-1])` 与 `predictor.logits` 预测再下一个词元，可以一次算完，也可以经缓存或对打包的行计算。其他类型以及 GGUF 文件的模块会被拒绝，并指出名称。""",  # noqa: E501
     """
 ## 拒绝的类型
 
@@ -226,10 +244,14 @@ def pages() -> dict[str, str]:
         f"| `{name}` | `{each.text_type}` | {_listed(f'`{part}`' for part in each.left_out)} |"
         for name, each in sorted(WRAPPERS.items())
     ]
+    predicted = [f"`{name}`" for name, each in sorted(families().items()) if each.predictor]
     found: dict[str, str] = {}
-    for name, (head, middle, end) in (("", _ENGLISH), (".zh", _CHINESE)):
+    for name, (head, middle, further, end) in (("", _ENGLISH), (".zh", _CHINESE)):
+        types = ("、" if name else ", ").join(predicted)
         said = [f"| {' | '.join(_translated(row) if name else row)} |" for row in rows]
-        found[name] = "\n".join((head, *said, middle, *wrapped, end, *refused, ""))
+        found[name] = "\n".join(
+            (head, *said, middle, *wrapped, further.format(types=types), end, *refused, "")
+        )
     return found
 
 

@@ -8,6 +8,7 @@ from polyhead.caches import QuantizedCache as QuantizedCache
 from polyhead.caches import RingCache as RingCache
 from polyhead.checkpoints import RowAdapters as RowAdapters
 from polyhead.checkpoints import attach_adapter as attach_adapter
+from polyhead.checkpoints import load_predictor as load_predictor
 from polyhead.config import TransformerConfig as TransformerConfig
 from polyhead.conversion import convert as convert
 from polyhead.conversion import heal as heal
@@ -47,6 +48,7 @@ from polyhead.layers import MultiHeadAttention as MultiHeadAttention
 from polyhead.layers import MultiHeadLatentAttention as MultiHeadLatentAttention
 from polyhead.layers import RoPE as RoPE
 from polyhead.layers import TransformerLayer as TransformerLayer
+from polyhead.models import MultiTokenPredictor as MultiTokenPredictor
 from polyhead.models import Transformer as Transformer
 from polyhead.models.choosing import choose_blocks as choose_blocks
 from polyhead.planning import Plan as Plan

@@ -17,6 +17,7 @@ from polyhead.checkpoints.catalogue import (
 )
 from polyhead.checkpoints.formats.parts import Progress
 from polyhead.checkpoints.load import Checkpoint, load_checkpoint
+from polyhead.checkpoints.predictor import load_predictor
 from polyhead.checkpoints.row_adapters import RowAdapters
 from polyhead.checkpoints.save import save_checkpoint
 from polyhead.checkpoints.tokenizers.stream import StreamDecoder
@@ -39,5 +40,6 @@ __all__ = [
     "cached_files",
     "find",
     "load_checkpoint",
+    "load_predictor",
     "save_checkpoint",
 ]

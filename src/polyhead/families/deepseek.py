@@ -38,6 +38,7 @@ from polyhead.families.common.mixtures import (
     read_networks,
     write_networks,
 )
+from polyhead.families.common.predictors import BEHIND_LAYERS
 from polyhead.families.common.reading import read_activation, read_decoder
 from polyhead.families.common.rope import reach, read_rope
 from polyhead.families.common.steps import RotaryPairs, Step
@@ -389,6 +390,7 @@ FAMILIES = (
         write=write,
         harmless=HARMLESS,
         gguf=THIRD,
+        predictor=BEHIND_LAYERS,
     ),
     Family(
         "deepseek_v32",
@@ -398,6 +400,7 @@ FAMILIES = (
         defaults=V32_DEFAULTS,
         write=write,
         harmless=HARMLESS | {"mlp_bias"},
+        predictor=BEHIND_LAYERS,
     ),
     Family(
         "glm_moe_dsa",
@@ -419,6 +422,7 @@ FAMILIES = (
         write=write,
         harmless=HARMLESS | {"mlp_bias"},
         gguf=SPARSE,
+        predictor=BEHIND_LAYERS,
     ),
     Family(
         "glm4_moe_lite",
@@ -442,6 +446,7 @@ FAMILIES = (
         },
         write=write,
         harmless=HARMLESS,
+        predictor=BEHIND_LAYERS,
     ),
     Family(
         "axk1",

@@ -23,6 +23,7 @@ from polyhead.families.common.mixtures import (
     write_networks,
 )
 from polyhead.families.common.plain import PLAIN_DEFAULTS, Plain, windowed, write_share
+from polyhead.families.common.predictors import BEHIND_LAYERS
 from polyhead.families.common.reading import FULL, SLIDING
 from polyhead.families.common.steps import QKVRows
 from polyhead.families.common.tables import AROUND_LAYERS, ATTENTION, NETWORK, NORMS
@@ -90,6 +91,7 @@ FAMILIES = (
         },
         write=write,
         harmless=frozenset(("router_aux_loss_coef",)),
+        predictor=BEHIND_LAYERS,
         gguf=Gguf(
             "glm4moe",
             settings=GGUF_MIXTURE,

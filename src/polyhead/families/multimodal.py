@@ -74,6 +74,7 @@ def _text(
         defaults={**family.defaults, **defaults},
         written_as=family.model_type,
         gguf=gguf,
+        predictor=None,
     )
 
 

@@ -13,6 +13,7 @@ from polyhead.config import (
     TransformerConfig,
 )
 from polyhead.models.counts import ParameterCounts
+from polyhead.models.multi_token_predictor import MultiTokenPredictor
 from polyhead.models.observation import LayerOutput, Observation
 from polyhead.models.transformer import Transformer
 
@@ -24,6 +25,7 @@ __all__ = [
     "LayerConfig",
     "LayerOutput",
     "MixtureConfig",
+    "MultiTokenPredictor",
     "NormConfig",
     "Observation",
     "ParameterCounts",

@@ -11,6 +11,7 @@ from torch import Tensor
 from polyhead.config import InitialConfig, TransformerConfig
 from polyhead.families.common.gguf import Gguf
 from polyhead.families.common.keys import Keys
+from polyhead.families.common.predictors import PredictorFormat
 from polyhead.families.common.tensors import Tensors
 
 
@@ -48,6 +49,7 @@ class Family:
         initial_key: The key of its scale.
         observed: From config.json's object and the file's tensors, keys that the tensors decide.
         written_as: The ``model_type`` that files are saved with; None: its own.
+        predictor: How its files hold the module of multi-token prediction; None: it is not read.
     """
 
     model_type: str
@@ -67,6 +69,7 @@ class Family:
     initial_key: str = "initializer_range"
     observed: Callable[[Mapping[str, Any], Mapping[str, Tensor]], Mapping[str, Any]] = as_stated
     written_as: str | None = None
+    predictor: PredictorFormat | None = None
 
     def tensors_of(self, values: Mapping[str, Any]) -> Tensors:
         """The table of names for a config.json."""

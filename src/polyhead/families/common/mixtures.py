@@ -3,8 +3,8 @@
 DeepSeek's keys (DeepSeek-V2, 2024; DeepSeek-V3, 2024) say which layers have experts, how many and
 how they are chosen. Files hold a tensor per expert (as the hub's files, and as transformers saves
 them) or all experts of a layer stacked (as transformers computes with them). Layers of multi-token
-prediction beyond ``num_hidden_layers`` predict further tokens for training and drafting; they are
-left out.
+prediction beyond ``num_hidden_layers`` predict further tokens for training and drafting; a model
+leaves them out, and ``predictors.py`` says which families' files a predictor is read from.
 """
 
 from __future__ import annotations
