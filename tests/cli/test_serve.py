@@ -16,7 +16,7 @@ import pytest
 from process import Run
 
 from polyhead.cli.models import adapters_of, load_served
-from polyhead.errors import InputError
+from polyhead.errors import InputError, UnsupportedError
 
 pytest.importorskip("prometheus_client")
 
@@ -90,6 +90,8 @@ def test_a_draft_guesses_for_the_only_decoder(tiny: str) -> None:
     assert served.stats.pool_bytes > plain.stats.pool_bytes
     with pytest.raises(InputError, match="--draft guesses tokens of one decoder: got 2 of them"):
         load_served({"a": tiny, "b": tiny}, None, "cpu", engine, draft=tiny)
+    with pytest.raises(UnsupportedError, match="of which no multi-token predictor is read"):
+        load_served({"a": tiny}, None, "cpu", engine, draft="mtp")
 
 
 @pytest.mark.slow

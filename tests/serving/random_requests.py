@@ -66,7 +66,7 @@ def check_random(model: ph.LanguageModel, seed: int, count: int, **options: Any)
         stops = model.stop_ids(model.options)
         compiler = grammars.Grammars(model.tokenizer, model.config.vocab_size, stops)
         rules += [[compiler.of_schema(schema)] for schema in SCHEMAS]
-    if options.get("lookup_tokens"):
+    if options.get("lookup_tokens") or isinstance(options.get("draft"), ph.MultiTokenPredictor):
         rules = [[few_tokens]]  # so that texts repeat themselves, often but not always
     running: list[tuple[Request, ph.LanguageModel, dict[str, Any]]] = []
     for number in range(count):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from random_requests import check_random, pages_back
+from random_requests import check_random, few_tokens, pages_back
 
 import polyhead as ph
 from generation.tiny import byte_tokenizer, decoder, lora
@@ -30,8 +31,7 @@ def model() -> ph.LanguageModel:
 
 @pytest.fixture
 def draft(model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> ph.LanguageModel:
-    """A model that often guesses right, and costs nothing, so that it always guesses."""
-    monkeypatch.setattr(drafts, "_weight_bytes", lambda of: float(of is model))
+    """A model that often guesses right, and always guesses."""
     monkeypatch.setattr(Pace, "tokens", lambda pace, rows, most: most)
     made = copy.deepcopy(model)
     torch.manual_seed(0)
@@ -107,7 +107,6 @@ def test_random_requests_with_a_draft_are_each_as_alone(
         "max_tokens": 192,
         "overcommit": True,
         "page_size": 4,
-        "draft_tokens": 7,
     }
     folders = {"law": lora(tmp_path, model.transformer, "q_proj v_proj")}
     engine = check_random(
@@ -119,6 +118,65 @@ def test_random_requests_with_a_draft_are_each_as_alone(
     assert not kept._members
     kept.forget_prefixes()
     assert kept._pool.free == kept._pool.pages
+
+
+@pytest.fixture
+def predictor(model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> ph.MultiTokenPredictor:
+    """A random one, which always guesses tokens that ``few_tokens`` leaves."""
+    monkeypatch.setattr(Pace, "tokens", lambda pace, rows, most: most)
+    logits = ph.MultiTokenPredictor.logits
+    monkeypatch.setattr(
+        ph.MultiTokenPredictor,
+        "logits",
+        lambda self, hidden: few_tokens(None, logits(self, hidden)[:, -1])[:, None],
+    )
+    torch.manual_seed(3)
+    config = model.config
+    return ph.MultiTokenPredictor(replace(config, layers=config.layers[:1]), model.transformer)
+
+
+def test_a_predictor_guesses_from_the_states_of_the_model(
+    model: ph.LanguageModel, predictor: ph.MultiTokenPredictor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each guess against one call over the whole text."""
+    checked: list[bool] = []
+    guess = Drafts.guess
+
+    def watched(self: Drafts, rows: Any, most: int, room: int) -> list[list[int]]:
+        made = guess(self, rows, most, room)
+        for row, tokens in zip(rows, made, strict=True):
+            ids = torch.tensor([row.all_ids])
+            hidden, behind = model.transformer.hidden_states(ids)[:, :-1], ids[:, 1:]
+            for token in tokens:
+                states = predictor.hidden_states(behind, hidden)
+                checked.append(int(predictor.logits(states)[0, -1].argmax()) == token)
+                hidden = torch.cat((hidden, states[:, -1:]), dim=1)
+                behind = torch.cat((behind, torch.tensor([[token]])), dim=1)
+        return made
+
+    monkeypatch.setattr(Drafts, "guess", watched)
+    engine = Engine(model, max_tokens=800, prompt_chunk=24, draft=predictor, draft_tokens=3)
+    asked: dict[str, Any] = {"rules": [few_tokens], "temperature": 1.0}
+    found = [
+        engine.submit(f"{n}" * (9 * n + 1), max_new_tokens=30 - n, seed=n, **asked)
+        for n in range(5)
+    ]
+    run(engine)
+    assert len(checked) > 100
+    assert all(checked)
+    assert sum(each.result(0).accepted_tokens for each in found) > 5
+
+
+def test_random_requests_with_a_predictor_are_each_as_alone(
+    model: ph.LanguageModel, predictor: ph.MultiTokenPredictor
+) -> None:
+    options = {"max_tokens": 192, "overcommit": True, "page_size": 4}
+    for seed, more in ((21, {"prompt_chunk": 32}), (22, options)):
+        engine = check_random(model, seed, 8, draft=predictor, draft_tokens=3, **more)
+        assert 0 < engine.stats.accepted_tokens < engine.stats.guessed_tokens
+        kept: Any = engine._guesser
+        assert not kept._members
+        assert kept._pool.free == kept._pool.pages
 
 
 def test_rows_without_room_in_the_draft_have_no_guesses(
@@ -178,9 +236,14 @@ def test_drafts_that_cannot_guess_are_refused_by_name(model: ph.LanguageModel) -
         Engine(model, max_tokens=64, draft=model, draft_tokens=8)
     with pytest.raises(ValueError, match="lookup_tokens or draft, not both"):
         Engine(model, max_tokens=64, draft=model, lookup_tokens=2)
-    with pytest.raises(TypeError, match="draft must be a LanguageModel: got str"):
+    with pytest.raises(TypeError, match=r"draft must be a LanguageModel or a Multi.*: got str"):
         Engine(model, max_tokens=64, draft="smollm2")  # type: ignore[arg-type]
     other = copy.deepcopy(model)
+    predictor = ph.MultiTokenPredictor(
+        replace(model.config, layers=model.config.layers[:1]), other.transformer
+    )
+    with pytest.raises(ValueError, match="draft must be a predictor of the engine's own model"):
+        Engine(model, max_tokens=64, draft=predictor)
     other.tokenizer.backend.add_tokens(["<more>"])
     with pytest.raises(ValueError, match=r"token '<more>' is 259 in the draft and None in the mo"):
         Engine(model, max_tokens=64, draft=other)

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from polyhead.generation import LanguageModel, TextEncoder, TextToText
     from polyhead.serving.http.served import Models
 
+PREDICTOR = "mtp"
+"""A draft's name that stands for the decoder's own module of multi-token prediction."""
+
 _WORDS = {
     "LanguageModel": "is a decoder, which continues a text (polyhead generate)",
     "TextEncoder": "is an encoder, which reads text and does not write any (polyhead look)",
@@ -85,7 +88,7 @@ def load_served(
         dtype, device: As ``polyhead.load`` takes them.
         engine: Options of a decoder's engine.
         adapters: ``NAME=DIR`` of the only decoder, or ``MODEL:NAME=DIR``.
-        draft: What guesses tokens of the only decoder.
+        draft: What guesses tokens of the only decoder: a model, or ``"mtp"``.
         packing: ``quantize`` and ``activations`` of ``polyhead.load``.
         settings: Of ``Models``.
 
@@ -93,6 +96,7 @@ def load_served(
         UnsupportedError: A model that is not served.
         InputError: An adapter of no model, or a draft of none or several.
     """
+    from polyhead.checkpoints import load_predictor
     from polyhead.generation import LanguageModel, SpeechToText, TextEncoder
     from polyhead.serving.http.served import Models, Served
 
@@ -107,7 +111,12 @@ def load_served(
     if draft is not None:
         if len(decoders) != 1:
             raise InputError(f"--draft guesses tokens of one decoder: got {len(decoders)} of them")
-        made = load_expecting(draft, dtype, LanguageModel, device=device, **packing)
+        name = decoders[0]
+        made = (
+            load_predictor(sources[name], models[name])
+            if draft == PREDICTOR
+            else load_expecting(draft, dtype, LanguageModel, device=device, **packing)
+        )
         engine = {**engine, "draft": made}
     return Models(
         *(

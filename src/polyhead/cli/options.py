@@ -87,7 +87,8 @@ Draft = Annotated[
     typer.Option(
         metavar="MODEL",
         help="A smaller decoder with the same vocabulary, which guesses tokens of the only "
-        "decoder; they are checked in one step.",
+        "decoder; they are checked in one step. mtp: the decoder's own module of multi-token "
+        "prediction.",
         autocompletion=known_models,
     ),
 ]

@@ -7,6 +7,7 @@ when what it may need is free, or becomes free by giving up prefixes that no req
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 
@@ -14,6 +15,7 @@ from polyhead.caches import ModelCache
 from polyhead.caches.shared_pool import SharedPool
 from polyhead.errors import UnsupportedError
 from polyhead.generation import LanguageModel
+from polyhead.models import MultiTokenPredictor, Transformer
 from polyhead.planning.memory import free_memory, token_bytes
 from polyhead.serving.prefixes import Prefixes
 from polyhead.serving.row import Row
@@ -23,7 +25,11 @@ _SHARE = 0.5
 """Part of the free memory that caches may take by default."""
 
 
-def fitting_tokens(models: Sequence[LanguageModel], rows: int) -> int:
+Cached: TypeAlias = LanguageModel | MultiTokenPredictor
+"""What remembers tokens."""
+
+
+def fitting_tokens(models: Sequence[Cached], rows: int) -> int:
     """Tokens of all caches by default: what fits, and no more than so many whole contexts.
 
     Args:
@@ -34,8 +40,12 @@ def fitting_tokens(models: Sequence[LanguageModel], rows: int) -> int:
     return max(1, min(fitting, rows * models[0].config.max_positions))
 
 
-def _token_bytes(model: LanguageModel) -> int:
-    dtype = model.transformer.embedding.like.dtype
+def _transformer(model: Cached) -> Transformer:
+    return model.model if isinstance(model, MultiTokenPredictor) else model.transformer
+
+
+def _token_bytes(model: Cached) -> int:
+    dtype = _transformer(model).embedding.like.dtype
     return token_bytes(model.config, str(dtype).removeprefix("torch."))
 
 
@@ -43,7 +53,7 @@ class Budget:
     """The tokens of all caches of a model, and who has them.
 
     Args:
-        model: A decoder.
+        model: A decoder, or what predicts tokens beside one.
         tokens: Tokens of all caches together.
         page_size: Tokens of a page.
         share_prefixes: Whether full pages of prompts are kept for later requests.
@@ -57,7 +67,7 @@ class Budget:
 
     def __init__(
         self,
-        model: LanguageModel,
+        model: Cached,
         tokens: int,
         page_size: int,
         *,
@@ -72,8 +82,13 @@ class Budget:
     def _new_pool(self) -> SharedPool | None:
         size = self.pages(self.tokens) * self.page_size
         cache = self._model.new_cache(size, kind="paged", page_size=self.page_size)
-        # A first token settles shapes and dtypes.
-        self._model.transformer(torch.zeros(1, 1, dtype=torch.int64), cache=cache, last=1)
+        ids = torch.zeros(1, 1, dtype=torch.int64)  # a first token settles shapes and dtypes
+        if isinstance(self._model, MultiTokenPredictor):
+            self._model.hidden_states(
+                ids, torch.zeros(1, 1, self._model.config.embed_dim), cache=cache
+            )
+        else:
+            self._model.transformer(ids, cache=cache, last=1)
         try:
             return SharedPool(cache)
         except UnsupportedError:

@@ -1,8 +1,12 @@
-"""Tokens guessed by a model that is smaller than the engine's: a draft.
+"""Tokens guessed by a draft: a smaller model, or the module of multi-token prediction of the model.
 
 It reads what the model reads, in a cache of its own for each row, and guesses the likeliest tokens
 one after the other; rows whose tokens are checked in one call are guessed in one call. Guesses that
 turn out wrong are rolled back before the next.
+
+A module of multi-token prediction reads the model's hidden state of a token with the token behind
+it. It has no hidden states of a prefix that was read for others, and begins after it. Guesses
+beyond its first are made from its own hidden states.
 
 Shape letters: R rows, N tokens of all rows, E embed size, V tokens of the vocabulary.
 """
@@ -12,13 +16,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.caches import ModelCache
 from polyhead.generation import LanguageModel
+from polyhead.models import MultiTokenPredictor, Transformer
 from polyhead.serving.budget import Budget
 from polyhead.serving.guesser import Guesser
 from polyhead.serving.pace import PAUSE, Pace
@@ -43,12 +47,17 @@ class _Member:
     row: Row
     group: _Group
     held: int
-    """Tokens of the row that its cache holds."""
+    """Places of the row that its cache holds, or begins behind."""
     guessed: list[int]
     """Guesses that its cache holds behind them."""
+    hidden: list[Tensor]
+    """The model's hidden states ``[n, E]`` of the places behind them, where they are wanted."""
 
-    def settle(self) -> int:
-        """Counts guesses that have become the row's tokens; returns how many have not."""
+    def settle(self, keep: bool) -> int:
+        """Counts guesses that have become the row's tokens, if ``keep``; returns the others."""
+        if not keep:
+            wrong, self.guessed = len(self.guessed), []
+            return wrong
         ids = self.row.all_ids[self.held : self.held + len(self.guessed)]
         right = 0
         while right < len(ids) and ids[right] == self.guessed[right]:
@@ -63,7 +72,7 @@ class Drafts(Guesser):
 
     Args:
         model: The model whose tokens are guessed.
-        draft: A decoder with the same vocabulary.
+        draft: A decoder with the same vocabulary, or the model's module of multi-token prediction.
         most: Tokens that are guessed of a row at most.
         tokens: Tokens of all its caches together.
         page_size: Tokens of a page.
@@ -71,23 +80,34 @@ class Drafts(Guesser):
 
     Raises:
         TypeError: Something else.
-        ValueError: A draft with another vocabulary, or that cannot be computed for many rows.
+        ValueError: A draft with another vocabulary, of another model, or that cannot be computed
+            for many rows.
     """
 
     def __init__(
         self,
         model: LanguageModel,
-        draft: LanguageModel,
+        draft: LanguageModel | MultiTokenPredictor,
         most: int,
         tokens: int,
         page_size: int,
         *,
         share_prefixes: bool,
     ) -> None:
-        if not isinstance(draft, LanguageModel):
-            raise TypeError(f"draft must be a LanguageModel: got {type(draft).__name__}")
-        _check_vocabulary(model, draft)
-        self.most, self._draft, self._vocabulary = most, draft.eval(), model.config.num_logits
+        self._steps: Transformer | MultiTokenPredictor
+        if isinstance(draft, MultiTokenPredictor):
+            if draft.model is not model.transformer:
+                raise ValueError("draft must be a predictor of the engine's own model")
+            self._steps, share_prefixes = draft.eval(), False
+        elif isinstance(draft, LanguageModel):
+            _check_vocabulary(model, draft)
+            self._steps = draft.eval().transformer
+        else:
+            raise TypeError(
+                f"draft must be a LanguageModel or a MultiTokenPredictor: got "
+                f"{type(draft).__name__}"
+            )
+        self.most, self.wants_hidden = most, isinstance(draft, MultiTokenPredictor)
         self._budget = Budget(
             draft, tokens, page_size, share_prefixes=share_prefixes, overcommit=False
         )
@@ -97,28 +117,38 @@ class Drafts(Guesser):
                 "computed row by row"
             )
         self._pool, self._context = self._budget.pool, draft.config.max_positions
+        self._vocabulary = model.config.num_logits
         self._members: dict[Row, _Member | None] = {}
-        self._pace = Pace(_weight_bytes(draft) / _weight_bytes(model))
+        self._pace = Pace(_cost(model, draft))
 
     @property
     def bytes(self) -> int:  # type: ignore[override]
         return self._budget.bytes
 
-    def read(self, row: Row, hidden: Tensor | None) -> None:
+    def read(self, row: Row, hidden: Tensor) -> None:
         if row.ended:
             return
         if row not in self._members:
-            self._members[row] = self._start(row)
+            self._members[row] = self._start(row, len(hidden))
         member = self._members[row]
-        if member is None or len(member.group.members) > 1 or row.fed - member.held < PAUSE:
+        if member is None:
+            return
+        if self.wants_hidden:
+            member.hidden.append(hidden)
+        end = row.fed - int(self.wants_hidden)  # the next guess has something left to read
+        if len(member.group.members) > 1 or end - member.held < PAUSE:
             return
         self._roll_back(member.group)
-        self._feed(member.group, [row.all_ids[member.held : row.fed]])
-        member.held = row.fed
+        self._feed(member.group, *self._inputs(member.group, [end]))
         self._budget.keep_prefix(row, member.group.cache, 0)
 
-    def _start(self, row: Row) -> _Member | None:
-        """A row with a cache of its own; None where there is no room for it."""
+    def _start(self, row: Row, read: int) -> _Member | None:
+        """A row with a cache of its own; None where there is no room for it.
+
+        Args:
+            row: It.
+            read: Tokens whose hidden states are there.
+        """
         if row.tokens > self._context:
             return None
         found = self._budget.cache_for(row, [each for each, m in self._members.items() if m])
@@ -126,8 +156,9 @@ class Drafts(Guesser):
             return None
         cache, held = found
         group = _Group(cache, [])
-        group.members.append(_Member(row, group, held, []))
-        return group.members[0]
+        member = _Member(row, group, row.fed - read if self.wants_hidden else held, [], [])
+        group.members.append(member)
+        return member
 
     def guess(self, rows: Sequence[Row], most: int, room: int) -> list[list[int]]:
         found = [member for row in rows if (member := self._members.get(row)) is not None]
@@ -140,17 +171,17 @@ class Drafts(Guesser):
             return [[] for _ in rows]
         group = self._joined(found)
         self._roll_back(group)
-        ids = [member.row.all_ids[member.held :] for member in group.members]
-        guesses: list[list[int]] = [[] for _ in ids]
-        hidden = self._feed(group, ids)
+        ends = [self._end(member.row) for member in group.members]
+        guesses: list[list[int]] = [[] for _ in ends]
+        last = self._feed(group, *self._inputs(group, ends))
         for number in range(count):
-            best = self._likeliest(hidden)
+            best = self._likeliest(last)
             for guess, token in zip(guesses, best, strict=True):
                 guess.append(token)
             if number + 1 < count:
-                hidden = self._feed(group, [[token] for token in best])
+                last = self._feed(group, [[token] for token in best], last)
         for member, guess in zip(group.members, guesses, strict=True):
-            member.held, member.guessed = member.row.length, guess[:-1]
+            member.guessed = guess[:-1]
         made = {member.row: guess for member, guess in zip(group.members, guesses, strict=True)}
         return [made.get(row, []) for row in rows]
 
@@ -166,23 +197,49 @@ class Drafts(Guesser):
         return group
 
     def _roll_back(self, group: _Group) -> None:
-        """Forgets the guesses that did not become tokens."""
-        wrong = [member.settle() for member in group.members]
+        """Forgets the guesses that did not become tokens, or were read with its own states."""
+        wrong = [member.settle(not self.wants_hidden) for member in group.members]
         if any(wrong):
             group.cache.rollback(wrong)
 
-    def _feed(self, group: _Group, ids: Sequence[Sequence[int]]) -> Tensor:
-        """Reads tokens of all rows of a group; hidden states ``[R, E]`` of the last of each."""
-        transformer, counts = self._draft.transformer, [*map(len, ids)]
-        if len(ids) == 1 or max(counts) == 1:
-            tokens = torch.tensor(ids, device="cpu")
-            return transformer.hidden_states(tokens, cache=group.cache, last=1)[:, 0]
-        tokens = torch.tensor([[token for row in ids for token in row]], device="cpu")
-        hidden = transformer.hidden_states(tokens, cache=group.cache, counts=counts)
-        return hidden[0, [end - 1 for end in accumulate(counts)]]
+    def _end(self, row: Row) -> int:
+        """Places of a row that it can read: of its tokens, or of those with a token behind."""
+        return row.length - int(self.wants_hidden)
+
+    def _inputs(self, group: _Group, ends: Sequence[int]) -> tuple[list[list[int]], Tensor | None]:
+        """What rows lack up to their ends, which then count as held: tokens, and hidden states."""
+        ids, hidden, shift = [], [], int(self.wants_hidden)
+        for member, end in zip(group.members, ends, strict=True):
+            ids.append(member.row.all_ids[member.held + shift : end + shift])
+            if self.wants_hidden:
+                states, count = torch.cat(member.hidden), end - member.held
+                hidden.append(states[:count])
+                member.hidden = [states[count:]]
+            member.held = end
+        return ids, torch.cat(hidden) if hidden else None
+
+    def _feed(self, group: _Group, ids: Sequence[Sequence[int]], hidden: Tensor | None) -> Tensor:
+        """Reads tokens of all rows of a group; hidden states ``[R, E]`` of the last of each.
+
+        Args:
+            group: The rows.
+            ids: Tokens of each.
+            hidden: ``[N, E]`` of all of them, one row after the other.
+        """
+        counts = [*map(len, ids)]
+        even = len(ids) == 1 or max(counts) == 1
+        tokens = torch.tensor(ids if even else [[t for row in ids for t in row]], device="cpu")
+        packed, cache = None if even else counts, group.cache
+        if isinstance(self._steps, MultiTokenPredictor):
+            assert hidden is not None
+            states = hidden.view(*tokens.shape, -1)
+            made = self._steps.hidden_states(tokens, states, cache=cache, counts=packed)
+        else:
+            made = self._steps.hidden_states(tokens, cache=cache, counts=packed)
+        return made[:, -1] if even else made[0, [end - 1 for end in accumulate(counts)]]
 
     def _likeliest(self, hidden: Tensor) -> list[int]:
-        logits = self._draft.transformer.logits(hidden[:, None])[:, 0, : self._vocabulary]
+        logits = self._steps.logits(hidden[:, None])[:, 0, : self._vocabulary]
         best: list[int] = logits.argmax(dim=-1).tolist()
         return best
 
@@ -208,8 +265,17 @@ class Drafts(Guesser):
         self._budget.forget_prefixes()
 
 
-def _weight_bytes(model: LanguageModel) -> float:
-    module: Any = model.transformer
+def _cost(model: LanguageModel, draft: LanguageModel | MultiTokenPredictor) -> float:
+    """A step of a draft in steps of the model: bytes of weights, the head's included."""
+    whole = _weight_bytes(model.transformer)
+    if isinstance(draft, LanguageModel):
+        return _weight_bytes(draft.transformer) / whole
+    config = model.config
+    head = config.num_logits * config.embed_dim / model.transformer.parameter_counts().total
+    return _weight_bytes(draft) / whole + head
+
+
+def _weight_bytes(module: nn.Module) -> float:
     return float(sum(x.nbytes for x in (*module.parameters(), *module.buffers())))
 
 

@@ -31,6 +31,7 @@ from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.rules import Rule
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.kernels.batch_invariant import batch_invariant
+from polyhead.models import MultiTokenPredictor
 from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
 from polyhead.native.threads import end_team
 from polyhead.serving.batches import Batch, Batches
@@ -69,9 +70,9 @@ class Engine:
         page_size: Tokens of a page; default 16.
         lookup_tokens: Tokens of a request that are guessed from its own text (prompt lookup) and
             checked in one step, at most; 0 to 7, default 0. What is drawn does not change.
-        draft: A smaller decoder with the same vocabulary, which guesses tokens that are then
-            checked in one step; what is drawn does not change. Its caches hold ``max_tokens`` too.
-            Default none.
+        draft: A smaller decoder with the same vocabulary, or the model's module of multi-token
+            prediction (``ph.load_predictor``), which guesses tokens that are then checked in one
+            step; what is drawn does not change. Its caches hold ``max_tokens`` too. Default none.
         draft_tokens: Tokens of a request that it guesses at most, fewer or none where that does
             not pay; 1 to 7, default 4.
         adapters: LoRA adapters by name, as ``ph.RowAdapters`` takes them; default none.
@@ -98,7 +99,7 @@ class Engine:
         batch_invariant: bool | None = None,
         page_size: int = 16,
         lookup_tokens: int = 0,
-        draft: LanguageModel | None = None,
+        draft: LanguageModel | MultiTokenPredictor | None = None,
         draft_tokens: int = 4,
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:

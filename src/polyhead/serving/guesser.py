@@ -38,13 +38,13 @@ class Guesser:
         """
         return [[] for _ in rows]
 
-    def read(self, row: Row, hidden: Tensor | None) -> None:
+    def read(self, row: Row, hidden: Tensor) -> None:
         """Notes that a row's cache holds ``row.fed`` tokens.
 
         Args:
             row: It.
-            hidden: The model's hidden states ``[n, E]`` of the last n of them, where they are
-                wanted.
+            hidden: The model's hidden states ``[n, E]`` of the last n of them: of all that were
+                read, where they are wanted.
         """
 
     def count(self, row: Row, guessed: int, accepted: int) -> None:
