@@ -23,6 +23,7 @@ from polyhead.config import GatedDeltaNetConfig
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.models import Transformer
 from polyhead.serving.engine import Engine
+from polyhead.serving.pace import Pace
 from polyhead.serving.requests import Completion
 
 pytestmark = pytest.mark.skipif(
@@ -80,7 +81,7 @@ def test_random_requests_with_guesses_are_each_as_alone(model: ph.LanguageModel)
 @pytest.mark.slow
 @pytest.mark.timeout(0)
 def test_hundreds_of_random_requests_are_each_as_alone(
-    model: ph.LanguageModel, tmp_path: Path
+    model: ph.LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """500 requests; POLYHEAD_REQUESTS sets another number. Memory is as before.
 
@@ -89,7 +90,15 @@ def test_hundreds_of_random_requests_are_each_as_alone(
     count = int(os.environ.get("POLYHEAD_REQUESTS", "500"))
     sizes = 160, 640, 320, 2000
     folders = {name: lora(tmp_path / name, model.transformer, CHANGED[name]) for name in CHANGED}
-    check_random(model, 9, 50, adapters=folders)  # what is allocated once
+    monkeypatch.setattr(Pace, "tokens", lambda pace, rows, most: min(most, rows % 4))
+    config = model.config
+    layer = replace(config, layers=config.layers[:1])
+    drafts = [
+        ph.LanguageModel(Transformer(layer), model.tokenizer, "one layer").eval(),
+        ph.MultiTokenPredictor(layer, model.transformer),
+    ]
+    for draft in drafts:  # what is allocated once
+        check_random(model, 9, 50, adapters=folders, draft=draft)
     before = resident()
     for seed in range(-(-count // 100)):
         overcommit, chunk = bool(seed % 2), (16, 100, 256)[seed % 3]
@@ -100,7 +109,9 @@ def test_hundreds_of_random_requests_are_each_as_alone(
             overcommit=overcommit,
             prompt_chunk=chunk,
             max_tokens=sizes[seed % 4],
-            lookup_tokens=(0, 7, 2)[seed % 3],
+            lookup_tokens=(0, 7, 0)[seed % 3],
+            draft=None if seed % 3 < 2 else drafts[seed // 3 % 2],
+            draft_tokens=1 + seed % 7,
             adapters={} if seed % 5 else folders,
         )
     if before is not None:
