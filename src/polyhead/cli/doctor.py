@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from polyhead._utils.system_memory import system_memory
 from polyhead.cli import options
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def machine() -> dict[str, Any]:
         "processor": _processor(),
         "cores": _cores(),
         "threads": torch.get_num_threads(),
-        "memory_bytes": _memory(),
+        "memory_bytes": system_memory().total,
         "vector_instructions": torch.backends.cpu.get_cpu_capability(),
         "native_code": None if (chosen := native.code()) is None else chosen.name,
         "native_code_measured": _measured(),
@@ -182,13 +183,6 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _memory() -> int | None:
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return None
 
 
 def _kernels() -> list[dict[str, Any]]:

@@ -22,7 +22,8 @@ def _forked() -> None:
     _in_child, _warned = True, False
 
 
-os.register_at_fork(after_in_child=_forked)
+if hasattr(os, "register_at_fork"):  # Windows has no fork
+    os.register_at_fork(after_in_child=_forked)
 
 
 def threads() -> int:

@@ -7,13 +7,13 @@ not an estimate of the allocator, it is the allocator's own description.
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
+from polyhead._utils.system_memory import system_memory
 from polyhead.caches.choice import check_memories, layout_of, storage_of
 from polyhead.caches.eviction import Evicting
 from polyhead.caches.parts import dtype_of, memory_bytes, read_bytes
@@ -228,11 +228,9 @@ def token_bytes(model: TransformerConfig, kv_dtype: str) -> int:
 
 
 def free_memory() -> int:
-    """Bytes of memory that are free, as the system says; 4 GiB where it does not."""
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return 4 << 30
+    """Bytes of memory that are free, as the system says; 4 GiB where it does not (macOS)."""
+    free = system_memory().free
+    return 4 << 30 if free is None else free
 
 
 def total_bytes(layers: Counter[LayerCache], tokens: int, batch_size: int) -> int:
