@@ -32,13 +32,31 @@ def replacing(path: str | PathLike[str]) -> Iterator[Path]:
     draft = target.parent / f".partial-{secrets.token_hex(8)}"
     try:
         yield draft
-        os.replace(draft, target)
+        replace(draft, target)
     except BaseException as error:
         with suppress(OSError):
             draft.unlink()
         if isinstance(error, OSError) and str(error.filename) == str(draft):
             raise OSError(error.errno, error.strerror, os.fspath(target)) from error
         raise
+
+
+def replace(source: Path, target: Path) -> None:
+    """``os.replace``, which Windows refuses while anything has the target open or mapped.
+
+    Raises:
+        OSError: As ``os.replace``; of such a target a PermissionError that says so.
+    """
+    try:
+        os.replace(source, target)
+    except PermissionError as error:
+        if getattr(error, "winerror", None) is None or not target.is_file():
+            raise
+        reason = (
+            f"{error.strerror}: Windows replaces no file that is read-only, open or mapped, as "
+            "the weights of a loaded model are; choose another place"
+        )
+        raise PermissionError(error.errno, reason, os.fspath(target)) from error
 
 
 def _check_replaceable(target: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from polyhead._utils.atomic_write import write_tensors
+from polyhead._utils.atomic_write import replace, write_tensors
 from polyhead.checkpoints import generation_config
 from polyhead.checkpoints.formats.hugging_face import own_config
 from polyhead.checkpoints.formats.safetensors_files import INDEX, WEIGHTS
@@ -120,9 +120,12 @@ def _write(
 
 
 def _publish(partial: Path, target: Path) -> None:
-    """Moves whole files into place, config.json last: without it a directory is not a model."""
-    files = sorted(partial.iterdir(), key=lambda path: path.name == _CONFIG)
+    """Moves whole files into place, config.json last: without it a directory is not a model.
+
+    The weights come first: they may be mapped by a model, and then Windows leaves everything.
+    """
+    files = sorted(partial.iterdir(), key=lambda path: (path.name == _CONFIG, path.name != WEIGHTS))
     for path in files:
-        os.replace(path, target / path.name)
+        replace(path, target / path.name)
     for name in {*_COMPANIONS} - {path.name for path in files}:
         (target / name).unlink(missing_ok=True)

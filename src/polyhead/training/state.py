@@ -81,9 +81,11 @@ def load_state(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -
     for owner, values in found.items():
         parameter = parameters[owner]
         optimizer.state[parameter] = {
-            key: value if value.ndim == 0 and not parameter.is_cuda else value.to(parameter.device)
+            key: value.clone()
+            if value.ndim == 0 and not parameter.is_cuda
+            else value.to(parameter.device, copy=True)
             for key, value in values.items()
-        }
+        }  # copies: tensors of the file map it, and Windows replaces no mapped file
     return facts
 
 
