@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from polyhead.errors import CheckpointError, shortened
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_NAME = re.compile(r"[^/\\\x00-\x1f]*\.safetensors")
+_NAME = re.compile(r"[^/\\:\x00-\x1f]*\.safetensors")  # : ends a drive of Windows
 _LONGEST_NAME = 255
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -87,7 +89,8 @@ def _conversion(directory: Path, pickled: list[str]) -> str:
         "save_file({name: tensor.clone() for file in files for name, tensor in file.items()}, "
         f'{json.dumps(target)}, {{"format": "pt"}})'
     )
-    return f"{shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+    quoted = subprocess.list2cmdline if os.name == "nt" else shlex.join
+    return quoted([sys.executable, "-c", code])
 
 
 def _shards(directory: Path, index: Path) -> list[Path]:

@@ -293,7 +293,7 @@ def _modules(path: Path) -> Iterator[tuple[str, str]]:
         )
         if not isinstance(kind, str) or not isinstance(folder, str):
             raise CheckpointError(f"{path}: module {number} must have a type and a path, as texts")
-        if ".." in Path(folder).parts or Path(folder).is_absolute():
+        if ".." in Path(folder).parts or Path(folder).anchor:
             raise CheckpointError(f"{path}: path of module {number} leads out of the directory")
         package, name = kind.partition(".")[0], kind.rpartition(".")[2]
         if package not in ("sentence_transformers", "pylate") or name not in known:
