@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
@@ -42,14 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _run(line)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except BrokenPipeError:
-        _abandon(sys.stdout)
-        return PIPE_CLOSED
     except KeyboardInterrupt:
         if debug:
             traceback.print_exc()
         return INTERRUPTED
     except Exception as error:
+        if _is_closed_pipe(error):
+            _abandon(sys.stdout)
+            return PIPE_CLOSED
         if debug:
             traceback.print_exc()
         message, code = _explain(error)
@@ -74,6 +75,13 @@ def _run(line: list[str]) -> int:
     except Exit as exit_:
         return exit_.exit_code
     return 0
+
+
+def _is_closed_pipe(error: Exception) -> bool:
+    """Whether stdout's reader is gone; Windows calls writing to it an invalid argument."""
+    if os.name == "nt" and isinstance(error, OSError) and error.filename is None:
+        return error.errno in (errno.EPIPE, errno.EINVAL)
+    return isinstance(error, BrokenPipeError)
 
 
 def _explain(error: Exception) -> tuple[str, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -63,6 +64,8 @@ def chat(
     asked = sys.stdin.isatty()
     if asked:
         _note(f"{loaded.origin or model} · /help lists the commands, Ctrl-D ends")
+    elif hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(encoding="utf-8")  # which a pipe of Windows is not by itself
     while (said := _read(asked)) is not None:
         if said.startswith("/") and not said.startswith("//"):
             if not _command(talk, said):
@@ -77,7 +80,8 @@ def _read(asked: bool) -> str | None:
     while True:
         try:
             if asked:
-                import readline  # noqa: F401 - arrow keys and history for input()
+                with suppress(ImportError):  # Windows has none: its console has both itself
+                    import readline  # noqa: F401 - arrow keys and history for input()
 
                 line = input("  " if lines else "> ")
             else:

@@ -183,7 +183,7 @@ class Ranks:
 
 def _runs(process: int) -> bool:
     try:
-        with open(f"/proc/{process}/stat") as file:
+        with open(f"/proc/{process}/stat", encoding="utf-8") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return not os.path.isdir("/proc/self")

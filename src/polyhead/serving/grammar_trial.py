@@ -27,12 +27,13 @@ import faulthandler, threading
 from llguidance import LLMatcher, LLTokenizer
 faulthandler.disable()
 try:
-    import resource, signal
+    import signal
+    signal.setitimer(signal.ITIMER_PROF, float(sys.argv[2]))
+    import resource
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-    signal.setitimer(signal.ITIMER_PROF, float(sys.argv[2]))
 except (ImportError, AttributeError, OSError, ValueError):
-    pass  # only the time of the clock is limited here
+    pass  # what is not limited here, as on Windows, is by the parent's clock
 grammar = sys.stdin.buffer.read().decode()
 
 def words():
@@ -72,7 +73,7 @@ def tried(grammar: str) -> str | None:
         done = subprocess.run(line, input=grammar.encode(), capture_output=True, timeout=_WAIT)
     except subprocess.TimeoutExpired:
         raise InputError(f"the grammar was not compiled within {_WAIT:g} s") from None
-    if done.returncode < 0:  # a signal ended it
+    if done.returncode < 0 or done.returncode >> 30 == 3:  # a signal ended it; a fault on Windows
         return f"it is too complex: it takes more than {SECONDS:g} s, 1 GiB or 1 MiB of stack"
     if done.returncode or not done.stdout:
         raise RuntimeError(f"a grammar could not be tried: {done.stderr.decode()[-1000:]}")

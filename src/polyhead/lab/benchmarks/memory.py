@@ -53,7 +53,7 @@ def taken(run: Call) -> float:
     """The most bytes by which this process grows during a call; at least the result's own bytes."""
     _give_back()
     held = _status("VmRSS")
-    _CLEAR.write_text("5")  # resets VmHWM
+    _CLEAR.write_text("5", encoding="utf-8")  # resets VmHWM
     result = run()
     return float(max(_status("VmHWM") - held, result.nbytes))
 
@@ -66,5 +66,5 @@ def _give_back() -> None:
 
 
 def _status(name: str) -> int:
-    text = Path("/proc/self/status").read_text()
+    text = Path("/proc/self/status").read_text(encoding="utf-8")
     return int(text.split(f"{name}:")[1].split()[0]) * 1024
