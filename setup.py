@@ -28,7 +28,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import BaseError, CompileError, LinkError
 
 NAME = "polyhead.native._native"
-NEEDED = "it takes g++ 12 or newer, or clang 14 or newer (CXX names another compiler)"
+NEEDED = (
+    "it takes g++ 12 or newer, or clang 14 or newer, with libgomp (CXX names another compiler), "
+    "then install polyhead again"
+)
+NOT_ON_WINDOWS = "the native code is not built on Windows; in WSL, which is Linux, it is"
 FLAGS = [
     "-std=c++17", "-O3", "-g0", "-fvisibility=hidden", "-ffp-contract=fast",
     "-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing", "-Wno-psabi",
@@ -120,8 +124,8 @@ class BuildForEachProcessor(build_ext):
 
     def compile_codes(self, extension: Extension) -> None:
         compiler = getattr(self.compiler, "compiler_so_cxx", None)
-        if compiler is None:  # MSVC's has another interface
-            raise CompileError(f"{self.compiler.compiler_type} cannot compile it; {NEEDED}")
+        if compiler is None or os.name == "nt":  # MSVC's has another interface
+            raise CompileError(NOT_ON_WINDOWS)
         names = chosen_codes(compiler, self.codes)
         # Of equal inline functions the linker keeps the first, which runs on every processor.
         extension.sources = [
@@ -233,7 +237,9 @@ def try_compiler(command: list[str], names: list[str]) -> None:
             except OSError as error:
                 raise CompileError(f"there is no C++ compiler {command[0]!r}; {NEEDED}") from error
             if done.returncode:
-                lines = [line for line in done.stderr.splitlines() if "error" in line]
+                # A linker that finds no libgomp, as Apple's, says "error" only behind that.
+                said = done.stderr.splitlines()
+                lines = [line for line in said if "error" in line or "gomp" in line]
                 first = (lines or ["no message"])[0].replace(f"{folder}/", "")
                 raise CompileError(
                     f"{version_of(command[0])} cannot compile the native code ({name}: {first}); "

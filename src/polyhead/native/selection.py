@@ -182,7 +182,7 @@ def _why_not_compiled() -> str:
     try:
         return Path(__file__).with_name("not_compiled.txt").read_text(encoding="utf-8").strip()
     except OSError:
-        return "install g++ 12 or newer, or clang 14 or newer"
+        return "install g++ 12 or newer, or clang 14 or newer, then install polyhead again"
 
 
 def unavailable() -> str | None:
@@ -195,7 +195,7 @@ def unavailable() -> str | None:
             "(python setup.py build_ext --inplace)"
         )
     if tensor_check.MODULE is None:
-        return f"not compiled: {_why_not_compiled()}, then install polyhead again"
+        return f"not compiled: {_why_not_compiled()}"
     return "no code compiled for this processor gave right results"
 
 
