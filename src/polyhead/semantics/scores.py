@@ -123,15 +123,29 @@ def implicit_replication(*tensors: Tensor | None) -> AbstractContextManager[None
 
     Raises:
         UnsupportedError: One has no elements: torch's reshape of an empty DTensor never returns.
+            Inside: heads are sharded, and torch is older than 2.12.
     """
     if not is_distributed(*tensors):
         return nullcontext()
     if not all(x is None or x.numel() for x in tensors):
         raise UnsupportedError("a DTensor without elements cannot be reshaped by torch: got one")
+    return _replicating()
+
+
+@contextmanager
+def _replicating() -> Iterator[None]:
     from torch.distributed.tensor.experimental import implicit_replication
 
-    context: AbstractContextManager[None] = implicit_replication()
-    return context
+    try:
+        with implicit_replication():
+            yield
+    except RuntimeError as error:
+        if "Attempted to flatten multiple dimensions" not in str(error):
+            raise
+        raise UnsupportedError(
+            "DTensors whose heads are sharded need torch 2.12 or newer, which flattens them: this "
+            f"is torch {torch.__version__}"
+        ) from error
 
 
 @contextmanager
