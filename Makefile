@@ -50,7 +50,9 @@ dist: $(VENV)/.dist
 lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/ruff check --preview --select PLW1514 src tools setup.py
 	$(BIN)/mypy
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 src/polyhead
 	$(BIN)/lint-imports
 	@if command -v npm >/dev/null && $(NPM) ci; then $(NPM) run check; \
 	else echo "the types of the pages' scripts were not checked: npm cannot install TypeScript here"; fi

@@ -54,6 +54,17 @@ def test_a_release_first_runs_the_tests_and_refuses_a_tag_that_is_not_the_versio
     assert jobs["publish"]["needs"] == ["wheels", "rest"]
 
 
+def test_the_oldest_and_the_newest_of_what_is_claimed_are_installed():
+    matrix = WORKFLOWS["tests"]["installed"]["strategy"]["matrix"]
+    pinned = [(row["python"], row["torch"]) for row in matrix["include"] if row["torch"] != "torch"]
+    (bound,) = (each for each in PROJECT["dependencies"] if each.startswith("torch>="))
+    oldest = PROJECT["requires-python"].removeprefix(">=")
+    assert pinned == [(oldest, f"{bound.replace('>=', '==')}.*")]
+    assert matrix["torch"] == ["torch"]
+    claimed = re.findall(r"Python :: (3\.\d+)", " ".join(PROJECT["classifiers"]))
+    assert [oldest, *matrix["python"]] == claimed
+
+
 def test_versions_agree():
     version = PROJECT["version"]
     assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
