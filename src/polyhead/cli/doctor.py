@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyhead._utils.system_memory import system_memory
 from polyhead.cli import options
 
 if TYPE_CHECKING:
@@ -96,6 +95,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     from polyhead import native
+    from polyhead._utils.system_memory import system_memory
 
     flags = _cpu_flags()
     accelerators = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
