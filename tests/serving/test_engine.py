@@ -301,7 +301,7 @@ def test_a_step_that_fails_keeps_the_other_prompts_that_it_would_have_read(
 
 
 @pytest.mark.parametrize("name", ["gemma", "deepseek", "states"])
-def test_other_layers_have_the_bits_of_generate(name: str) -> None:
+def test_other_layers_have_the_bits_of_generate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows and latents in pages; states, which are computed row by row."""
     with torch.no_grad():
         transformer = arranged("llama" if name == "states" else name, torch.float32)
@@ -313,11 +313,19 @@ def test_other_layers_have_the_bits_of_generate(name: str) -> None:
             transformer = Transformer(replace(config, layers=layers)).eval()
     model = ph.LanguageModel(transformer, byte_tokenizer(), name)
     prompts = [[(7 * row + i) % 90 + 1 for i in range(5 + 19 * row)] for row in range(3)]
+    guessing: list[dict[str, Any]] = [{}]
     if name == "states":
         with pytest.raises(UnsupportedError, match="lookup_tokens must be 0"):
             Engine(model, max_tokens=400, lookup_tokens=3)
-    for lookup_tokens in (0,) if name == "states" else (0, 3):
-        engine = Engine(model, max_tokens=400, prompt_chunk=8, lookup_tokens=lookup_tokens)
+        with pytest.raises(UnsupportedError, match="draft must be None"):
+            Engine(model, max_tokens=400, draft=model)
+    else:
+        config = replace(transformer.config, layers=transformer.config.layers[:1])
+        predictor = ph.MultiTokenPredictor(config, transformer)
+        guessing += [{"lookup_tokens": 3}, {"draft": predictor, "draft_tokens": 2}]
+        monkeypatch.setattr(Pace, "tokens", lambda pace, rows, most: most)
+    for options in guessing:
+        engine = Engine(model, max_tokens=400, prompt_chunk=8, **options)
         found = [engine.submit(ids, max_new_tokens=24, eos_token_ids=(0,)) for ids in prompts]
         while engine.step():
             pass
@@ -326,6 +334,7 @@ def test_other_layers_have_the_bits_of_generate(name: str) -> None:
                 alone = model.generate(torch.tensor(ids), max_new_tokens=24, eos_token_ids=(0,))
                 assert request.result(0).ids == alone.ids
         assert (engine._budget.pool is None) == (name == "states")
+        assert "draft" not in options or engine.stats.guessed_tokens > 0
 
 
 def test_as_many_rows_as_native_code_steps_together_are_one_call(
