@@ -25,11 +25,15 @@ from polyhead.generation import LanguageModel
 from polyhead.models import MultiTokenPredictor, Transformer
 from polyhead.serving.budget import Budget
 from polyhead.serving.guesser import Guesser
-from polyhead.serving.pace import PAUSE, Pace
+from polyhead.serving.pace import Pace
 from polyhead.serving.row import Row
 
-SPARE = PAUSE + 8
-"""Tokens of a row beyond those of the model's cache: what it lacks, and its guesses."""
+SPARE = 8
+"""Tokens of a row beyond those of the model's cache: its guesses."""
+KEPT = 512
+"""Hidden states that a row keeps while guesses do not pay; then it makes none any more."""
+PRODUCT = 0.3
+"""Time of a step of a model's size whose weights take no bytes, in steps of the model."""
 
 
 @dataclass(eq=False)
@@ -136,7 +140,11 @@ class Drafts(Guesser):
         if self.wants_hidden:
             member.hidden.append(hidden)
         end = row.fed - int(self.wants_hidden)  # the next guess has something left to read
-        if len(member.group.members) > 1 or end - member.held < PAUSE:
+        if self.wants_hidden and end - member.held > KEPT:
+            self.drop([row])
+            self._members[row] = None
+            return
+        if not row.reads or end <= member.held:
             return
         self._roll_back(member.group)
         self._feed(member.group, *self._inputs(member.group, [end]))
@@ -167,7 +175,7 @@ class Drafts(Guesser):
         longest = max(each.row.length for each in found)
         most = min(most, room // len(found), self._context - longest)
         count = self._pace.tokens(len(rows), max(0, most))
-        if count < 1 and all(each.row.length - each.held < PAUSE for each in found):
+        if count < 1:
             return [[] for _ in rows]
         group = self._joined(found)
         self._roll_back(group)
@@ -266,13 +274,16 @@ class Drafts(Guesser):
 
 
 def _cost(model: LanguageModel, draft: LanguageModel | MultiTokenPredictor) -> float:
-    """A step of a draft in steps of the model: bytes of weights, the head's included."""
-    whole = _weight_bytes(model.transformer)
+    """A step of a draft in steps of the model: bytes of weights, the head's included.
+
+    Products take their time too: weights of a few bits count at least as ``PRODUCT``.
+    """
+    whole, counts = _weight_bytes(model.transformer), model.transformer.parameter_counts()
     if isinstance(draft, LanguageModel):
-        return _weight_bytes(draft.transformer) / whole
+        share = draft.transformer.parameter_counts().total / counts.total
+        return max(_weight_bytes(draft.transformer) / whole, PRODUCT * share)
     config = model.config
-    head = config.num_logits * config.embed_dim / model.transformer.parameter_counts().total
-    return _weight_bytes(draft) / whole + head
+    return _weight_bytes(draft) / whole + config.num_logits * config.embed_dim / counts.total
 
 
 def _weight_bytes(module: nn.Module) -> float:
