@@ -16,7 +16,6 @@ constexpr int64_t kBlocksPerCheck = 16;  // blocks of keys between two looks at 
 
 struct Plan {
     bool decode;                   // keys and values are read in place (decode.h), not packed (prefill.h)
-    bool tiled;                    // on matrix tiles (prefill_tiles.h)
     int64_t tokens, token_blocks;  // query tokens of a block; blocks of tokens
     int64_t list_blocks;           // those of a list of chosen keys, or 0
     int64_t heads, head_blocks;    // heads of a block; blocks of heads in a group
@@ -66,7 +65,7 @@ inline int64_t heads_of_a_list(int64_t group, int64_t chosen_heads, int64_t most
     return 1;
 }
 
-// Whether both products of a call are whole matrix tiles.
+// Whether both products of a call are whole matrix tiles, on which prefill computes them (prefill_tiles.h).
 inline bool is_tiled([[maybe_unused]] const Attention& c) {
 #if PH_TILES
     return c.dtype == kBFloat16 && c.key_dim % kStripRows == 0 && c.value_dim % kStripRows == 0;
@@ -82,8 +81,7 @@ inline Plan plan_of(const Attention& c, int threads) {
     p.width = up_to(c.value_dim, W);
     p.batch_invariant = c.batch_invariant || c.queries == 1 || group * c.queries <= kDecodeRows;
     p.decode = p.batch_invariant && group <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
-    p.tiled = is_tiled(c) && !p.decode;
-    const int64_t most = p.tiled ? kTiledRows : kPrefillRows;
+    const int64_t most = is_tiled(c) ? kTiledRows : kPrefillRows;
     p.heads = group < most ? group : most;
     p.tokens = (p.decode ? kDecodeRows : most) / p.heads;
     if (c.chosen) {
@@ -92,7 +90,6 @@ inline Plan plan_of(const Attention& c, int threads) {
         if (p.tokens > c.chosen_queries) p.tokens = c.chosen_queries;
         p.batch_invariant = p.tokens == 1;
         p.decode = p.batch_invariant && p.heads <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
-        p.tiled = p.tiled && !p.decode;
     }
     if (p.tokens > c.queries) p.tokens = c.queries;
     if (p.tokens < 1) p.tokens = 1;
@@ -107,7 +104,7 @@ inline Plan plan_of(const Attention& c, int threads) {
         p.token_blocks = ((c.chosen_skipped + c.queries - 1) / c.chosen_queries + 1) * p.list_blocks;
     }
     p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
-    p.rows = up_to(p.heads * p.tokens, p.tiled ? kStripRows : 1);
+    p.rows = up_to(p.heads * p.tokens, is_tiled(c) ? kStripRows : 1);
     p.splits = 1, p.split_keys = p.keys;
     const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
     if (p.batch_invariant) {

@@ -21,21 +21,6 @@ inline int64_t tiled_bytes(const Attention& c, const Plan& p) {
                 3 * kStripRows * kPrefillKeys) + 16 * 64;
 }
 
-template <int H> inline Vec larger_halves(Vec a, Vec b) {
-    using Lanes = std::make_integer_sequence<int, W>;
-    return larger(halves<H, 0>(a, b, Lanes{}), halves<H, 1>(a, b, Lanes{}));
-}
-// Lane i is the largest of vector i.
-template <int H> [[gnu::always_inline]] inline Vec largest_of(const Vec* v) {
-    if constexpr (H == 0) {
-        return v[0];
-    } else {
-        Vec next[H];
-        PH_UNROLL(8) for (int i = 0; i < H; ++i) next[i] = larger_halves<H>(v[i], v[i + H]);
-        return largest_of<H / 2>(next);
-    }
-}
-
 // 2^x, rounded to bfloat16 afterwards: fitted to 4e-6 relative, exact where x is whole; 0 for −∞, and NaN for NaN.
 inline Vec power_of_two_for_pairs(Vec x) {
     const Vec f = (Vec)_mm512_reduce_ps((__m512)x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -136,7 +121,7 @@ inline void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visibl
                 PH_UNROLL(4) for (int64_t i = m; i < m + 4; ++i) most[i] = larger(load(s + i * kPrefillKeys + j), most[i]);
             work.tick();
         }
-        const Vec before = load(peaks + first), peak = larger(largest_of<W / 2>(most), before);
+        const Vec before = load(peaks + first), peak = larger(fold<W / 2, Larger>(most), before);
         store_any(peaks + first, peak);
         // 0 for rows that see no key yet: 2^−∞ is 0, and a NaN among the scores stays one.
         const Vec at = choose((VecInt)(peak == splat(kMinusInfinity)), Vec{}, peak), origin = at * power;

@@ -5,8 +5,14 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-// Sums across lanes of W vectors at once: lane i of the result is the sum of vector i. Halves are
-// exchanged and added log2 W times, one addition and two shuffles for each vector that goes away.
+// Sums, or maxima, across lanes of W vectors at once: lane i of the result is that of vector i. Halves are
+// exchanged and joined log2 W times, one operation and two shuffles for each vector that goes away.
+struct Added {
+    Vec operator()(Vec a, Vec b) const { return a + b; }
+};
+struct Larger {
+    Vec operator()(Vec a, Vec b) const { return larger(a, b); }
+};
 template <int H, int Upper> constexpr int lane_of(int i) {
     const int inside = i % (2 * H), block = i - inside;
     return (inside < H ? block + inside : W + block + inside - H) + (Upper ? H : 0);
@@ -15,18 +21,18 @@ template <int H, int Upper, int... I>
 inline Vec halves(Vec a, Vec b, std::integer_sequence<int, I...>) {
     return __builtin_shufflevector(a, b, lane_of<H, Upper>(I)...);
 }
-template <int H> inline Vec added_halves(Vec a, Vec b) {
+template <int H, class Join = Added> inline Vec joined_halves(Vec a, Vec b) {
     using Lanes = std::make_integer_sequence<int, W>;
-    return halves<H, 0>(a, b, Lanes{}) + halves<H, 1>(a, b, Lanes{});
+    return Join{}(halves<H, 0>(a, b, Lanes{}), halves<H, 1>(a, b, Lanes{}));
 }
 // GCC decides by the size of the whole file whether to inline it; a call stores and loads all W vectors.
-template <int H> [[gnu::always_inline]] inline Vec fold(const Vec* v) {
+template <int H, class Join = Added> [[gnu::always_inline]] inline Vec fold(const Vec* v) {
     if constexpr (H == 0) {
         return v[0];
     } else {
         Vec next[H];
-        PH_UNROLL(8) for (int i = 0; i < H; ++i) next[i] = added_halves<H>(v[i], v[i + H]);
-        return fold<H / 2>(next);
+        PH_UNROLL(8) for (int i = 0; i < H; ++i) next[i] = joined_halves<H, Join>(v[i], v[i + H]);
+        return fold<H / 2, Join>(next);
     }
 }
 

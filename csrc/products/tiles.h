@@ -16,11 +16,11 @@ template <int N, int H> inline Vec folded(const Vec* v) {
     if constexpr (H == 0) {
         return v[0];
     } else if constexpr (N == 1) {
-        const Vec next = added_halves<H>(v[0], v[0]);
+        const Vec next = joined_halves<H>(v[0], v[0]);
         return folded<1, H / 2>(&next);
     } else {
         Vec next[N / 2];
-        PH_UNROLL(8) for (int i = 0; i < N / 2; ++i) next[i] = added_halves<H>(v[i], v[i + N / 2]);
+        PH_UNROLL(8) for (int i = 0; i < N / 2; ++i) next[i] = joined_halves<H>(v[i], v[i + N / 2]);
         return folded<N / 2, H / 2>(next);
     }
 }

@@ -114,7 +114,7 @@ bool attends(int64_t heads, int64_t queries, int64_t keys, int64_t D, int64_t V,
     c.segments[0].k_token = D, c.segments[0].v_token = V, c.segments[0].length = keys;
     c.out = (char*)out.data(), c.out_head = queries * V, c.out_query = V, c.lse = lse.data();
     if (bounded) c.low = low.data(), c.high = high.data();
-    if (!plan_of(c, 1).tiled || attend(c, 1) != polyhead::Outcome::done) return false;
+    if (!is_tiled(c) || plan_of(c, 1).decode || attend(c, 1) != polyhead::Outcome::done) return false;
     for (int64_t h = 0; h < heads; ++h)
         for (int64_t t = 0; t < queries; ++t) {
             double total = 0;
