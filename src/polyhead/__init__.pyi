@@ -24,6 +24,7 @@ from polyhead.errors import UnsupportedError as UnsupportedError
 from polyhead.generation import LanguageModel as LanguageModel
 from polyhead.generation import SpeechToText as SpeechToText
 from polyhead.generation import TextEncoder as TextEncoder
+from polyhead.generation import TextSampler as TextSampler
 from polyhead.generation import TextToText as TextToText
 from polyhead.generation import load as load
 from polyhead.interpret.ablation import ablate as ablate

@@ -12,6 +12,7 @@ from polyhead.generation.pipelines.ranking import Ranked
 from polyhead.generation.pipelines.speech_to_text import SpeechToText
 from polyhead.generation.pipelines.tasks import Filled, Label, Span
 from polyhead.generation.pipelines.text_encoder import TextEncoder
+from polyhead.generation.pipelines.text_sampler import Piece, TextSampler, TokenLogprobs
 from polyhead.generation.pipelines.text_to_text import TextToText
 
 __all__ = [
@@ -23,13 +24,16 @@ __all__ = [
     "Label",
     "LanguageModel",
     "MultiVectorEncoder",
+    "Piece",
     "Ranked",
     "Sampler",
     "Sampling",
     "Span",
     "SpeechToText",
     "TextEncoder",
+    "TextSampler",
     "TextStream",
     "TextToText",
+    "TokenLogprobs",
     "load",
 ]

@@ -29,7 +29,6 @@ from polyhead.checkpoints import RowAdapters
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.rules import Rule
-from polyhead.generation.decoding.stops import StopTexts
 from polyhead.kernels.batch_invariant import batch_invariant
 from polyhead.models import MultiTokenPredictor
 from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
@@ -130,12 +129,10 @@ class Engine:
         self._rows: list[Row] = []
         self._reading: Row | None = None
         pool = self._budget.pool
-        if lookup_tokens and pool is None:
+        if pool is None and (lookup_tokens or draft is not None):
             raise UnsupportedError(
-                f"lookup_tokens must be 0 for a model computed row by row: got {lookup_tokens}"
+                "lookup_tokens must be 0 and draft must be None for a model computed row by row"
             )
-        if draft is not None and pool is None:
-            raise UnsupportedError("draft must be None for a model computed row by row")
         self._batches = None if pool is None else Batches(pool)
         self._guesser = Lookups(lookup_tokens) if lookup_tokens else Guesser()
         if draft is not None:
@@ -195,7 +192,7 @@ class Engine:
             self.model,
             prompt,
             {"max_new_tokens": max_new_tokens, **options},
-            StopTexts(stop),
+            stop,
             rules,
             logprobs,
             None if deadline is None else time.monotonic() + deadline,

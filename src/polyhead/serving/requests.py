@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyhead.errors import PolyheadError
+from polyhead.generation import Piece, TokenLogprobs
 
 MOST_UNREAD = 4_096
 """Pieces that wait for their reader, above which a request is ended ("slow reader")."""
@@ -32,36 +33,6 @@ class QueueFull(PolyheadError):
 
 class EngineEnding(QueueFull):
     """The engine takes no more requests."""
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """A token that was written.
-
-    Attributes:
-        token: Its id.
-        logprob: Its log-probability by the model's logits, before rules and temperature.
-        top: The likeliest tokens in its place with theirs, the best first.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What was written since the last piece; the text never ends inside a character.
-
-    Attributes:
-        text: May be empty.
-        ids: The tokens.
-        logprobs: One for each token, if they were asked for.
-    """
-
-    text: str
-    ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True)

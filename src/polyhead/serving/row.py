@@ -6,18 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from polyhead._utils.checks import check_int
 from polyhead.caches import ModelCache
-from polyhead.generation import LanguageModel
-from polyhead.generation.decoding.options import room
-from polyhead.generation.decoding.rules import Rows, Rule, rules_of
-from polyhead.generation.decoding.sampling import Sampler
-from polyhead.generation.decoding.steps import check_search
-from polyhead.generation.decoding.stops import StopTexts
-from polyhead.serving.requests import Completion, FinishReason, Piece, Request, TokenLogprobs
+from polyhead.generation import LanguageModel, TextSampler
+from polyhead.generation.decoding.rules import Rule
+from polyhead.serving.requests import Completion, FinishReason, Request
 from polyhead.serving.stats import RequestStats
 
 
@@ -25,7 +19,6 @@ class Row:
     """A request as the engine has it.
 
     Attributes:
-        ids: Tokens that were written.
         fed: Tokens of prompt and text that its cache holds.
         read: Tokens of the prompt that were computed for it, those computed again not counted.
         cached: Tokens of the prompt that other requests had read.
@@ -42,31 +35,20 @@ class Row:
         model: LanguageModel,
         prompt: str | Sequence[int],
         options: dict[str, Any],
-        stops: StopTexts,
+        stop: str | Sequence[str] | None,
         rules: Sequence[Rule],
         logprobs: int | None,
         deadline: float | None,
         share_with: str,
         adapter: str | None,
     ) -> None:
-        wanted = model.options.with_(**options)
-        wanted.check_stream()
-        check_search(wanted, model.config.num_logits, None)
-        if logprobs is not None:
-            most = model.config.num_logits
-            check_int("logprobs", logprobs, least=0, most=most, error=ValueError)
+        self._sampler = TextSampler(
+            model, prompt, stop=stop, rules=rules, logprobs=logprobs, **options
+        )
         self.request, self.adapter, self.sharing = Request(), adapter, (share_with, adapter)
-        self.ids, self.ended, self._submitted = list[int](), False, time.monotonic()
+        self.ended, self._submitted, self._deadline = False, time.monotonic(), deadline
         self.fed = self.read = self.cached = self.guessed = self.accepted = 0
         self.cache: ModelCache | None = None
-        self._stops, self._deadline = stops, deadline
-        self._prompt = model.prompt_ids(prompt)
-        self._limit, _ = room(wanted, len(self._prompt), model.config.max_positions)
-        self._stop_ids = model.stop_ids(wanted)
-        self._rules = [*rules_of(wanted, sorted(self._stop_ids), self._limit), *rules]
-        self._sampler = Sampler(wanted.sampling, model.transformer.embedding.like.device)
-        self._likeliest, self._logprobs = logprobs, list[TokenLogprobs]()
-        self._decoder, self._text = model.tokenizer.stream(), ""
 
     @property
     def stats(self) -> RequestStats:
@@ -76,23 +58,28 @@ class Row:
             self.request.id,
             adapter,
             share_with,
-            prompt_tokens=len(self._prompt),
-            read_tokens=min(self.fed, len(self._prompt)),
+            prompt_tokens=len(self._sampler.prompt),
+            read_tokens=min(self.fed, len(self._sampler.prompt)),
             cached_tokens=self.cached,
             output_tokens=len(self.ids),
-            limit=self._limit,
+            limit=self._sampler.limit,
             seconds=time.monotonic() - self._submitted,
         )
 
     @property
+    def ids(self) -> list[int]:
+        """Tokens that were written."""
+        return self._sampler.ids
+
+    @property
     def all_ids(self) -> list[int]:
         """Prompt and text."""
-        return [*self._prompt, *self.ids]
+        return [*self._sampler.prompt, *self.ids]
 
     @property
     def length(self) -> int:
         """Tokens of prompt and text."""
-        return len(self._prompt) + len(self.ids)
+        return len(self._sampler.prompt) + len(self.ids)
 
     def next_ids(self, most: int) -> list[int]:
         """The next tokens that its cache does not hold."""
@@ -108,7 +95,7 @@ class Row:
     def feed(self, count: int) -> None:
         """Counts tokens that its cache now holds."""
         self.fed += count
-        self.read = max(self.read, min(self.fed, len(self._prompt)) - self.cached)
+        self.read = max(self.read, min(self.fed, len(self._sampler.prompt)) - self.cached)
 
     def start(self, cache: ModelCache, fed: int) -> None:
         """Begins with a cache that holds its first tokens."""
@@ -123,12 +110,12 @@ class Row:
     @property
     def left(self) -> int:
         """Tokens that it may still draw."""
-        return self._limit - len(self.ids)
+        return self._sampler.limit - len(self.ids)
 
     @property
     def tokens(self) -> int:
         """Tokens that its cache holds at most."""
-        return len(self._prompt) + self._limit
+        return len(self._sampler.prompt) + self._sampler.limit
 
     def unwanted(self) -> bool:
         """Ends it where it was cancelled or is late."""
@@ -141,77 +128,37 @@ class Row:
     def take(self, logits: Tensor) -> None:
         """Draws a token from the logits ``[1, V]`` after all that it has, and tells the caller."""
         try:
-            self._take(logits)
+            piece = self._sampler.take(logits)
         except Exception as error:  # of this request; others go on
             self.end("error", error)
+            return
+        if not self.request.put(piece):
+            self.end("slow reader")
+        if (reason := self._sampler.finish_reason) is not None:
+            self.end(reason)
 
     @property
     def empty(self) -> bool:
         """Whether there is no room for a token."""
-        return self._limit < 1
+        return self._sampler.limit < 1
 
     @property
     def is_greedy(self) -> bool:
         """Whether its tokens are those of the largest logits, and nothing else is computed."""
-        return self._sampler.rule.greedy and not self._rules and self._likeliest is None
-
-    @torch.inference_mode()
-    def _take(self, logits: Tensor) -> None:
-        """Draws a token, and tells the caller."""
-        scores = logits
-        if self._rules:
-            scores = scores.float()
-            rows = Rows([self.all_ids], len(self.ids), [len(self._prompt)], [self._prompt])
-            for rule in self._rules:
-                scores = rule(rows, scores)
-        token = self._sampler(scores)
-        self.ids.append(token)
-        told = None if self._likeliest is None else (self._told(logits[0], token),)
-        self._logprobs += told or ()
-        if token in self._stop_ids:
-            self._flush(Piece("", (token,), told), "stop")
-            return
-        piece = self._stops.feed(self._decoder.push(token))
-        if not self._stops.found and len(self.ids) < self._limit:
-            self._put(Piece(piece, (token,), told))
-            return
-        if self._stops.found:
-            self._put(Piece(piece, (token,), told))
-            self.end("stop")
-        else:
-            self._flush(Piece(piece, (token,), told), "length")
-
-    def _flush(self, piece: Piece, reason: FinishReason) -> None:
-        """Ends the text with what was held back."""
-        rest = self._stops.feed(self._decoder.flush()) + self._stops.flush()
-        if self._stops.found:
-            reason = "stop"
-        self._put(Piece(piece.text + rest, piece.ids, piece.logprobs))
-        self.end(reason)
-
-    def _told(self, logits: Tensor, token: int) -> TokenLogprobs:
-        logprobs = logits.float().log_softmax(dim=-1)
-        best = logprobs.topk(self._likeliest or 0)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return TokenLogprobs(token, float(logprobs[token]), tuple(pairs))
-
-    def _put(self, piece: Piece) -> None:
-        self._text += piece.text
-        if not self.request.put(piece):
-            self.end("slow reader")
+        return self._sampler.is_greedy
 
     def end(self, reason: FinishReason, error: Exception | None = None) -> None:
         if not self.ended:
             self.ended = True
-            told = None if self._likeliest is None else tuple(self._logprobs)
+            told = self._sampler.logprobs
             self.request.end(
                 Completion(
-                    self._text,
+                    self._sampler.text,
                     tuple(self.ids),
                     reason,
-                    len(self._prompt),
+                    len(self._sampler.prompt),
                     self.cached,
-                    told,
+                    None if told is None else tuple(told),
                     error,
                     self.guessed,
                     self.accepted,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from polyhead.checkpoints import Tokenizer
-from polyhead.serving.requests import TokenLogprobs
+from polyhead.generation import TokenLogprobs
 
 
 def chat_logprobs(tokenizer: Tokenizer, told: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:

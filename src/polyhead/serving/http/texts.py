@@ -12,11 +12,12 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from polyhead.generation import Piece
 from polyhead.serving.http.errors import ApiError, api_error, server_ending
 from polyhead.serving.http.jobs import Job
 from polyhead.serving.http.logprobs import chat_logprobs, completion_logprobs
 from polyhead.serving.http.tools import Call, CallReader
-from polyhead.serving.requests import Completion, EngineEnding, Piece, QueueFull, Request
+from polyhead.serving.requests import Completion, EngineEnding, QueueFull, Request
 
 DONE = b"data: [DONE]\n\n"
 _log = logging.getLogger("polyhead.serving")
