@@ -425,3 +425,15 @@ def test_a_model_of_windows_alone_has_no_longest_context() -> None:
     assert fit is not None
     assert fit.longest_context is None
     assert fit.largest_batch is not None
+
+
+def test_a_loaded_model_counts_the_bytes_that_it_holds() -> None:
+    """Of a GGUF file: blocks and scales; of numbers: theirs."""
+    model = ph.load("smollm2")
+    held = sum(x.nbytes for x in (*model.transformer.parameters(), *model.transformer.buffers()))
+    made = plan(model, tokens=1024, dtype="file")
+    assert abs(made.weight_bytes - held) <= 8
+    assert made.weight_bytes < 0.3 * plan(model, tokens=1024, dtype="float32").weight_bytes
+    assert made.parameters == plan(model.config, tokens=1024).parameters
+    numbers = Transformer(plan(TINY).config)
+    assert abs(plan(numbers, dtype="file").weight_bytes - 4 * numbers.parameter_counts().total) <= 8

@@ -84,6 +84,14 @@ def count_parameters(model: nn.Module) -> ParameterCounts:
     return ParameterCounts(**counts)
 
 
+def held_bytes(model: nn.Module) -> ParameterCounts:
+    """Bytes of a Transformer's parameters by part, as it holds them: numbers, blocks and scales."""
+    sizes = dict.fromkeys(("embedding", "attention", "feed_forward", "norms", "head"), 0)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        sizes[_part(name)] += tensor.nbytes
+    return ParameterCounts(**sizes)
+
+
 def _part(name: str) -> str:
     places = name.split(".")
     if any(

@@ -85,13 +85,14 @@ def plan(
 
     Args:
         config: A preset's name (``"llama-3-8b"``), a path to a Hugging Face config.json or its
-            directory, the file's object, or a ``TransformerConfig``.
+            directory, the file's object, a ``TransformerConfig``, or what ``load`` returned.
         tokens: Context length of each sequence, of an encoder-decoder on both sides; default:
             max_positions.
         batch_size: Number of sequences.
         dtype: Dtype of weights: float32, bfloat16, float16, float8, int8 or int4 (scales are not
             counted); ``"file"``: as ``load`` holds the codes of a config.json with
-            quantization_config, with their scales, and float32 activations.
+            quantization_config, or as a loaded model (of a GGUF file, say) holds its weights, with
+            their scales, and float32 activations.
         kv_dtype: Dtype of the cache: float32, bfloat16, float16, int8 or int4 (the latter two as
             ``QuantizedCache`` keeps them, scales included); default: ``dtype`` where a cache can
             have it, bfloat16 otherwise.
@@ -126,7 +127,7 @@ def plan(
     if page_size is not None:
         check_int("page_size", page_size, least=1, error=ConfigError)
     kv_dtype = _cache_dtype(kv_dtype, dtype)
-    bits = weight_bits(dtype, found.scheme, ranks if sizes is None else 0)
+    bits = weight_bits(dtype, found.scheme, found.held, ranks if sizes is None else 0)
     check_ranks(model, ranks)
     _check_context(model, tokens)
 

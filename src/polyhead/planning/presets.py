@@ -23,6 +23,8 @@ from polyhead.config import TransformerConfig
 from polyhead.errors import ConfigError, ModelNotFoundError
 from polyhead.families import read_config as read_family
 from polyhead.families.common.quantization import Scheme, read_scheme
+from polyhead.models import Transformer
+from polyhead.models.counts import held_bytes
 from polyhead.planning.layouts import Saving, cache_saving, with_mha
 
 _NESTED = ("text_config", "llm_config", "language_config")
@@ -98,6 +100,7 @@ class Subject:
     Attributes:
         savings: Its cache beside others that it is compared with.
         scheme: How its weights became codes, if its config.json says that they did.
+        held: Bits of the parameters of each part, as a loaded model holds them.
     """
 
     name: str
@@ -105,6 +108,7 @@ class Subject:
     notes: tuple[str, ...] = ()
     savings: tuple[Saving, ...] = ()
     scheme: Scheme | None = None
+    held: Mapping[str, float] | None = None
 
 
 @cache
@@ -121,9 +125,9 @@ def subject(config: Any) -> Subject:
     """Reads the ``config`` argument of ``plan``.
 
     Args:
-        config: A ``TransformerConfig``, the object of a config.json (or
-            anything with ``to_dict()`` that gives one, such as transformers' configurations), a
-            path to a config.json or its directory, or a preset's name.
+        config: What ``load`` returned, or its ``Transformer``, a ``TransformerConfig``, the object
+            of a config.json (or anything with ``to_dict()`` that gives one, such as transformers'
+            configurations), a path to a config.json or its directory, or a preset's name.
 
     Raises:
         ConfigError: A field is missing or impossible.
@@ -132,6 +136,11 @@ def subject(config: Any) -> Subject:
     """
     if isinstance(config, TransformerConfig):
         return _subject("TransformerConfig", config)
+    if isinstance(transformer := getattr(config, "transformer", config), Transformer):
+        counts, sizes = vars(transformer.parameter_counts()), vars(held_bytes(transformer))
+        held = {part: 8 * sizes[part] / max(1, count) for part, count in counts.items()}
+        name = getattr(config, "origin", "") or type(config).__name__
+        return replace(_subject(name, transformer.config), held=held)
     if isinstance(config, str) and config.lower() in presets():
         preset = presets()[config.lower()]
         made = _subject(preset.title, preset.model)
@@ -157,8 +166,8 @@ def subject(config: Any) -> Subject:
         name = str(config.get("_name_or_path") or config.get("model_type"))
         return _read(name, config, "config")
     raise TypeError(
-        f"config must be a preset's name, a path to config.json, its object, or a "
-        f"TransformerConfig: got {type(config).__name__}"
+        f"config must be a preset's name, a path to config.json, its object, a TransformerConfig "
+        f"or a loaded model: got {type(config).__name__}"
     )
 
 

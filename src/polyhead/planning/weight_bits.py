@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from polyhead.config import ParameterGroup
 from polyhead.errors import ConfigError
@@ -13,12 +13,16 @@ WEIGHT_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "int8"
 FILE = "file"
 
 
-def weight_bits(dtype: str, scheme: Scheme | None, ranks: int) -> Callable[[ParameterGroup], float]:
+def weight_bits(
+    dtype: str, scheme: Scheme | None, held: Mapping[str, float] | None, ranks: int
+) -> Callable[[ParameterGroup], float]:
     """The bits of each parameter of a piece.
 
     Args:
-        dtype: One of ``WEIGHT_BITS``; or ``FILE``: products read codes, tables and heads have 16
-            bits, all else 32.
+        dtype: One of ``WEIGHT_BITS``; or ``FILE``: as a loaded model holds its parts, and else
+            products read codes, tables and heads have 16 bits, all else 32.
+        scheme: How weights became codes, or None.
+        held: Bits of the parameters of each part of a loaded model, or None.
         ranks: That share the model; 0: those of a mesh.
 
     Raises:
@@ -26,12 +30,15 @@ def weight_bits(dtype: str, scheme: Scheme | None, ranks: int) -> Callable[[Para
     """
     if dtype != FILE:
         return lambda piece: WEIGHT_BITS[dtype]
-    if scheme is None:
+    if scheme is None and held is None:
         raise ConfigError(f"dtype={FILE!r} needs a config.json with {KEY}: this one has none")
     if ranks != 1:
         raise ConfigError(
             f"dtype={FILE!r} is of one rank: a mesh needs weights that are not quantized"
         )
+    if held is not None:
+        return lambda piece: held[piece.part]
+    assert scheme is not None
     coded = scheme.held_bits
 
     def bits(piece: ParameterGroup) -> float:
