@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
 )
 
+FEW: dict[str, Any] = {"rules": [few_tokens], "temperature": 1.0}
+Likeliest = Callable[[], int]
+Checked = list[bool]
+
 
 @pytest.fixture(scope="module")
 def model() -> ph.LanguageModel:
@@ -41,23 +46,36 @@ def draft(model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> ph.Langua
     return made
 
 
+class Pauses:
+    """A pace that pauses, or always guesses."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.paused = True
+        monkeypatch.setattr(Pace, "tokens", lambda pace, rows, most: 0 if self.paused else most)
+
+
 def run(engine: Engine) -> int:
-    steps = 0
+    count = 0
     while engine.step():
-        steps += 1
-    return steps
+        count += 1
+    return count
+
+
+def steps(engine: Engine, count: int) -> None:
+    for _ in range(count):
+        engine.step()
 
 
 def test_a_draft_saves_steps_and_changes_nothing(
     model: ph.LanguageModel, draft: ph.LanguageModel
 ) -> None:
     asked: dict[str, Any] = {"max_new_tokens": 60, "logprobs": 1}
-    made, steps = [], []
+    made, counts = [], []
     for each in (None, draft):
         engine = Engine(model, max_tokens=800, draft=each, draft_tokens=5)
         found = [engine.submit("ab" * n, seed=n, temperature=0.1 * n, **asked) for n in range(1, 5)]
         found.append(engine.submit("abc" * 20, **asked))
-        steps.append(run(engine))
+        counts.append(run(engine))
         made.append([request.result(0) for request in found])
         assert pages_back(engine)
     for one, other in zip(*made, strict=True):
@@ -66,27 +84,66 @@ def test_a_draft_saves_steps_and_changes_nothing(
     stats = engine.stats
     assert stats.guessed_tokens == sum(each.guessed_tokens for each in made[1])
     assert stats.accepted_tokens == sum(each.accepted_tokens for each in made[1])
-    assert steps[1] < 0.7 * steps[0]
+    assert counts[1] < 0.7 * counts[0]
+
+
+def watch(monkeypatch: pytest.MonkeyPatch, likeliest: Callable[[list[int]], Likeliest]) -> Checked:
+    """Whether each guess is the likeliest token.
+
+    Args:
+        likeliest: Of the tokens of a row, a function that gives the likeliest next one, again and
+            again as if each was right.
+    """
+    checked: Checked = []
+    guess = Drafts.guess
+
+    def watched(self: Drafts, rows: Any, most: int, room: int) -> list[list[int]]:
+        made = guess(self, rows, most, room)
+        for row, tokens in zip(rows, made, strict=True):
+            following = likeliest(row.all_ids)
+            checked.extend(following() == token for token in tokens)
+        return made
+
+    monkeypatch.setattr(Drafts, "guess", watched)
+    return checked
+
+
+def by_draft(draft: ph.LanguageModel) -> Callable[[list[int]], Likeliest]:
+    def of(ids: list[int]) -> Likeliest:
+        def following() -> int:
+            ids.append(int(draft.transformer(torch.tensor([ids]), last=1)[0, 0].argmax()))
+            return ids[-1]
+
+        return following
+
+    return of
+
+
+def by_predictor(predictor: ph.MultiTokenPredictor) -> Callable[[list[int]], Likeliest]:
+    """By one call over the whole text."""
+
+    def of(tokens: list[int]) -> Likeliest:
+        ids = torch.tensor([tokens])
+        hidden, behind = predictor.model.hidden_states(ids)[:, :-1], ids[:, 1:]
+
+        def following() -> int:
+            nonlocal hidden, behind
+            states = predictor.hidden_states(behind, hidden)
+            token = int(predictor.logits(states)[0, -1].argmax())
+            hidden = torch.cat((hidden, states[:, -1:]), dim=1)
+            behind = torch.cat((behind, torch.tensor([[token]])), dim=1)
+            return token
+
+        return following
+
+    return of
 
 
 def test_the_guesses_are_the_likeliest_tokens_of_the_draft(
     model: ph.LanguageModel, draft: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of texts of uneven lengths, whichever guesses were right before."""
-    checked: list[bool] = []
-    guess = Drafts.guess
-
-    def watched(self: Drafts, rows: Any, most: int, room: int) -> list[list[int]]:
-        made = guess(self, rows, most, room)
-        for row, tokens in zip(rows, made, strict=True):
-            ids = row.all_ids
-            for token in tokens:
-                scores = draft.transformer(torch.tensor([ids]), last=1)[0, 0]
-                checked.append(int(scores.argmax()) == token)
-                ids = [*ids, token]
-        return made
-
-    monkeypatch.setattr(Drafts, "guess", watched)
+    checked = watch(monkeypatch, by_draft(draft))
     engine = Engine(model, max_tokens=800, draft=draft, draft_tokens=3)
     found = [engine.submit("ab" * (7 * n + 1), max_new_tokens=30 - n) for n in range(5)]
     run(engine)
@@ -103,11 +160,7 @@ def test_random_requests_with_a_draft_are_each_as_alone(
 ) -> None:
     engine = check_random(model, 13, 8, prompt_chunk=32, draft=draft, draft_tokens=3)
     assert 0 < engine.stats.accepted_tokens < engine.stats.guessed_tokens
-    options: dict[str, Any] = {
-        "max_tokens": 192,
-        "overcommit": True,
-        "page_size": 4,
-    }
+    options: dict[str, Any] = {"max_tokens": 192, "overcommit": True, "page_size": 4}
     folders = {"law": lora(tmp_path, model.transformer, "q_proj v_proj")}
     engine = check_random(
         model, 15, 9, prompt_chunk=64, draft=draft, draft_tokens=7, adapters=folders, **options
@@ -138,33 +191,80 @@ def predictor(model: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch) -> ph.Mu
 def test_a_predictor_guesses_from_the_states_of_the_model(
     model: ph.LanguageModel, predictor: ph.MultiTokenPredictor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each guess against one call over the whole text."""
-    checked: list[bool] = []
-    guess = Drafts.guess
-
-    def watched(self: Drafts, rows: Any, most: int, room: int) -> list[list[int]]:
-        made = guess(self, rows, most, room)
-        for row, tokens in zip(rows, made, strict=True):
-            ids = torch.tensor([row.all_ids])
-            hidden, behind = model.transformer.hidden_states(ids)[:, :-1], ids[:, 1:]
-            for token in tokens:
-                states = predictor.hidden_states(behind, hidden)
-                checked.append(int(predictor.logits(states)[0, -1].argmax()) == token)
-                hidden = torch.cat((hidden, states[:, -1:]), dim=1)
-                behind = torch.cat((behind, torch.tensor([[token]])), dim=1)
-        return made
-
-    monkeypatch.setattr(Drafts, "guess", watched)
+    checked = watch(monkeypatch, by_predictor(predictor))
     engine = Engine(model, max_tokens=800, prompt_chunk=24, draft=predictor, draft_tokens=3)
-    asked: dict[str, Any] = {"rules": [few_tokens], "temperature": 1.0}
     found = [
-        engine.submit(f"{n}" * (9 * n + 1), max_new_tokens=30 - n, seed=n, **asked)
-        for n in range(5)
+        engine.submit(f"{n}" * (9 * n + 1), max_new_tokens=30 - n, seed=n, **FEW) for n in range(5)
     ]
     run(engine)
     assert len(checked) > 100
     assert all(checked)
     assert sum(each.result(0).accepted_tokens for each in found) > 5
+
+
+def test_a_predictor_has_the_dtype_of_its_model(
+    model: ph.LanguageModel, predictor: ph.MultiTokenPredictor
+) -> None:
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    own = ph.MultiTokenPredictor(predictor.config, half.transformer).to(torch.bfloat16)
+    made = []
+    for each in (None, own):
+        engine = Engine(half, max_tokens=400, draft=each)
+        request = engine.submit("ab" * 20, max_new_tokens=30, **FEW, seed=1)
+        run(engine)
+        made.append(request.result(0))
+    assert made[0].ids == made[1].ids
+    assert made[1].guessed_tokens > 20
+
+
+@pytest.mark.parametrize("kind", ["draft", "predictor"])
+def test_guesses_begin_again_after_a_pause(
+    model: ph.LanguageModel,
+    kind: str,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What was not read meanwhile is read then; a predictor keeps no more states than it may."""
+    made = request.getfixturevalue(kind)
+    pace = Pauses(monkeypatch)
+    checked = watch(monkeypatch, (by_draft if kind == "draft" else by_predictor)(made))
+    monkeypatch.setattr(drafts, "KEPT", 30)
+    engine = Engine(model, max_tokens=800, draft=made, draft_tokens=2)
+    found = [engine.submit("ab" * n, max_new_tokens=90, seed=n, **FEW) for n in (3, 9, 30)]
+    steps(engine, 25)
+    assert not checked
+    pace.paused = False
+    steps(engine, 3)
+    assert len(checked) == 18
+    assert all(checked)
+    pace.paused = True
+    steps(engine, 33)
+    pace.paused = False
+    run(engine)
+    assert all(checked)
+    assert (len(checked) == 18) == (kind == "predictor")
+    assert all(each.result(0).finish_reason == "length" for each in found)
+
+
+def test_a_draft_has_the_room_that_its_rows_were_promised(
+    model: ph.LanguageModel, draft: ph.LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that rows need once the draft reads on are not those of prefixes that are kept."""
+    pace = Pauses(monkeypatch)
+    engine = Engine(model, max_tokens=160, page_size=4, max_rows=3, draft=draft)
+    engine.submit("x" * 120, max_new_tokens=4)
+    run(engine)
+    found = [engine.submit("ab" * 4, max_new_tokens=60)]
+    steps(engine, 40)
+    found.append(engine.submit("cd" * 4, max_new_tokens=40))
+    steps(engine, 2)
+    pace.paused = False
+    run(engine)
+    for each in found:
+        made = each.result(0)
+        assert (made.finish_reason, made.error) == ("length", None)
+        assert made.guessed_tokens > 0
+    assert pages_back(engine)
 
 
 def test_random_requests_with_a_predictor_are_each_as_alone(

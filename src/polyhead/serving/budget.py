@@ -84,9 +84,9 @@ class Budget:
         cache = self._model.new_cache(size, kind="paged", page_size=self.page_size)
         ids = torch.zeros(1, 1, dtype=torch.int64)  # a first token settles shapes and dtypes
         if isinstance(self._model, MultiTokenPredictor):
-            self._model.hidden_states(
-                ids, torch.zeros(1, 1, self._model.config.embed_dim), cache=cache
-            )
+            like = _transformer(self._model).embedding.like
+            hidden = like.new_zeros(1, 1, self._model.config.embed_dim)
+            self._model.hidden_states(ids, hidden, cache=cache)
         else:
             self._model.transformer(ids, cache=cache, last=1)
         try:
@@ -185,8 +185,12 @@ class Budget:
         """Tokens that there must be room for before a row goes on."""
         return row.length + 1 if self._overcommit else row.tokens
 
+    def _held(self, row: Row) -> int:
+        """Tokens that a row's cache holds."""
+        return row.fed
+
     def _unclaimed(self, rows: Sequence[Row]) -> int:
         """Free pages that none of the rows is going to need."""
         assert self.pool is not None
-        claims = sum(self.pages(self._wanted(row)) - self.pages(row.fed) for row in rows)
+        claims = sum(self.pages(self._wanted(row)) - self.pages(self._held(row)) for row in rows)
         return self.pool.free - claims

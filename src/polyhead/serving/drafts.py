@@ -13,7 +13,7 @@ Shape letters: R rows, N tokens of all rows, E embed size, V tokens of the vocab
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -71,6 +71,29 @@ class _Member:
         return wrong
 
 
+class _Room(Budget):
+    """Room for the rows of a draft: each may lack tokens, and has guesses behind its own."""
+
+    def __init__(
+        self,
+        draft: LanguageModel | MultiTokenPredictor,
+        tokens: int,
+        page_size: int,
+        members: Mapping[Row, _Member | None],
+        *,
+        share_prefixes: bool,
+    ) -> None:
+        super().__init__(draft, tokens, page_size, share_prefixes=share_prefixes, overcommit=False)
+        self._members = members
+
+    def _wanted(self, row: Row) -> int:
+        return row.tokens + SPARE
+
+    def _held(self, row: Row) -> int:
+        member = self._members[row]
+        return 0 if member is None else member.held
+
+
 class Drafts(Guesser):
     """The guesses of a draft.
 
@@ -112,9 +135,8 @@ class Drafts(Guesser):
                 f"{type(draft).__name__}"
             )
         self.most, self.wants_hidden = most, isinstance(draft, MultiTokenPredictor)
-        self._budget = Budget(
-            draft, tokens, page_size, share_prefixes=share_prefixes, overcommit=False
-        )
+        self._members: dict[Row, _Member | None] = {}
+        self._budget = _Room(draft, tokens, page_size, self._members, share_prefixes=share_prefixes)
         if self._budget.pool is None:
             raise ValueError(
                 "draft must be a model whose layers remember keys and values alone: this one is "
@@ -122,11 +144,10 @@ class Drafts(Guesser):
             )
         self._pool, self._context = self._budget.pool, draft.config.max_positions
         self._vocabulary = model.config.num_logits
-        self._members: dict[Row, _Member | None] = {}
         self._pace = Pace(_cost(model, draft))
 
     @property
-    def bytes(self) -> int:  # type: ignore[override]
+    def bytes(self) -> int:
         return self._budget.bytes
 
     def read(self, row: Row, hidden: Tensor) -> None:
@@ -140,11 +161,12 @@ class Drafts(Guesser):
         if self.wants_hidden:
             member.hidden.append(hidden)
         end = row.fed - int(self.wants_hidden)  # the next guess has something left to read
-        if self.wants_hidden and end - member.held > KEPT:
-            self.drop([row])
-            self._members[row] = None
+        if not row.reads:
+            if self.wants_hidden and end - member.held > KEPT:
+                self.drop([row])
+                self._members[row] = None
             return
-        if not row.reads or end <= member.held:
+        if end <= member.held:
             return
         self._roll_back(member.group)
         self._feed(member.group, *self._inputs(member.group, [end]))

@@ -21,12 +21,15 @@ class Guesser:
     Attributes:
         most: Tokens that it guesses of a row at most.
         wants_hidden: Whether it reads the model's hidden states.
-        bytes: Bytes of what it remembers, at most.
     """
 
     most = 0
     wants_hidden = False
-    bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its caches, at most."""
+        return 0
 
     def guess(self, rows: Sequence[Row], most: int, room: int) -> list[list[int]]:
         """Tokens that may come next, for each row; none are made up to fill ``most``.
