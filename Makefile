@@ -38,7 +38,8 @@ test-slow: $(VENV)/.large $(VENV)/.codes
 
 test-triton: $(VENV)/.large
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/kernels/test_triton.py \
-		tests/kernels/test_triton_random.py tests/generation/test_repeated_launches.py
+		tests/kernels/test_triton_random.py tests/kernels/test_triton_recurrence.py \
+		tests/generation/test_repeated_launches.py
 
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet

@@ -298,7 +298,7 @@ X = torch.zeros(2, 4, 5, 8)
         ({"real": torch.tensor([6, 1])}, ValueError, r"real must be lengths from 0 to 5: got"),
         ({"real": torch.ones(2, dtype=torch.bool)}, ValueError, r"real must be \[B, T\] = "),
         ({"return_state": 0}, TypeError, "return_state must be True or False"),
-        ({"kernel": "fast"}, ValueError, "kernel must be 'auto' or one of native, chunked"),
+        ({"kernel": "fast"}, ValueError, "kernel must be 'auto' or one of native, triton, chunked"),
         ({"causal": True}, TypeError, "recurrence has no argument 'causal'"),
     ],
 )  # fmt: skip

@@ -143,14 +143,14 @@ def test_one_query_over_many_splits_of_the_keys(dtype, monkeypatch):
 def test_splits_share_the_keys_that_are_seen_whatever_room_there_is(monkeypatch):
     monkeypatch.setattr(launch, "_processors", lambda device: 8)
     q, k, v = heads(6, 2, 1, 700, 32, 16)
-    own, states = launch._launch, []
+    own, states = launch.launch_kernel, []
 
     def watched(kernel, grid, like, /, *arguments, **named):
         own(kernel, grid, like, *arguments, **named)
         if kernel is launch.merging.merge:
             states.append(arguments[1][0])
 
-    monkeypatch.setattr(launch, "_launch", watched)
+    monkeypatch.setattr(launch, "launch_kernel", watched)
     for mask in (ph.KeyLengths([300]), ph.Window(300)):  # the first and the last of the keys
         for mine, theirs in zip(*both(q, k, v, mask=mask), strict=True):
             torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)

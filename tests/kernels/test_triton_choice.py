@@ -8,6 +8,7 @@ import torch
 
 import polyhead as ph
 from polyhead.kernels import KERNELS, SwitchedOffError, dispatch
+from polyhead.kernels.recurrence import KERNELS as recurrences
 from polyhead.kernels.triton import blocks, kernel, self_test, waiting
 
 CUDA = torch.device("cuda")
@@ -137,3 +138,42 @@ def test_a_first_call_says_what_it_waits_for_once_it_takes_a_moment(monkeypatch,
         "compiling and testing Triton kernels on cuda for bfloat16, heads of 64: this call waits"
     )
     assert words in said.getMessage()
+
+
+def test_a_recurrence_that_fails_to_compile_goes_to_the_next(monkeypatch):
+    q, k, v = (torch.randn(1, 2, 20, 8) for _ in range(3))
+    triton = type(recurrences["triton"])
+    asked = []
+
+    def run(self, call):
+        asked.append(call)
+        monkeypatch.setattr(triton, "auto_skip_reason", lambda self, call: "switched off")
+        raise SwitchedOffError("it does not compile here")
+
+    monkeypatch.setattr(type(recurrences["native"]), "unavailable", lambda self: "not here")
+    for name in ("unavailable", "plan", "auto_skip_reason"):
+        monkeypatch.setattr(triton, name, lambda *_: None)
+    monkeypatch.setattr(triton, "run", run)
+    assert ph.explain_recurrence(q, k, v).kernel == "triton"
+    out = ph.recurrence(q, k, v)
+    torch.testing.assert_close(out, ph.recurrence(q, k, v, kernel="chunked"))
+    assert len(asked) == 1
+    told = ph.explain_recurrence(q, k, v)
+    assert told.kernel == "chunked"
+    assert told.refusals["triton"].startswith("only when named explicitly: switched off; our own")
+    with pytest.raises(SwitchedOffError, match="does not compile"):
+        ph.recurrence(q, k, v, kernel="triton")
+
+
+def test_each_kind_of_state_is_tested_once_before_it_is_used(monkeypatch):
+    tested = []
+    monkeypatch.setattr(self_test, "_tried", lambda *asked: tested.append(asked))
+    decayed = self_test.States("token", True)
+    for _ in range(2):
+        for parts in (blocks.state_parts(128, 128), blocks.state_parts(64, 64)):
+            assert self_test.unsupported_reason(CUDA, torch.bfloat16, parts, decayed) is None
+    assert [asked[2].head for asked in tested] == [128, 64]
+    monkeypatch.setattr(self_test, "_tried", lambda *asked: "it differs")
+    with pytest.warns(UserWarning, match="it differs"):
+        self_test.unsupported_reason(CUDA, torch.float32, parts, self_test.States("", False))
+    assert list(self_test.switched_off()) == ["cuda, float32, states of 64 features, no decay"]

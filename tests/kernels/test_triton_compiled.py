@@ -29,7 +29,7 @@ SHARED = {
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("capability", SHARED)
-def test_every_kernel_compiles_and_what_auto_may_take_spills_no_register(
+def test_every_kernel_compiles_and_attention_that_auto_may_take_spills_no_register(
     capability, tmp_path, capsys
 ):
     # Not interpreted, in a process of its own: Triton decides when it is imported.
@@ -39,14 +39,19 @@ def test_every_kernel_compiles_and_what_auto_may_take_spills_no_register(
     )
     assert done.returncode == 0, done.stderr[-2000:]
     built = [json.loads(line) for line in done.stdout.splitlines()]
-    assert {each["kernel"] for each in built} == {"attend", "merge", "keys_pass", "queries_pass"}
+    of_attention = {"attend", "merge", "keys_pass", "queries_pass"}
+    of_states = {"steps", "chunk_pairs", "chunks"}
+    assert {each["kernel"] for each in built} == of_attention | of_states
     assert len(built) > 60
-    lines = [f"{x['case']}: {x['kernel']}" for x in built if x["fits"] and x["spilled"]]
+    # A state takes all registers: ptxas spills a few numbers, and one where half are free.
+    most = {kernel: 64 if kernel in of_states else 0 for kernel in of_attention | of_states}
+    spilling = [x for x in built if x["fits"] and x["spilled"] > most[x["kernel"]]]
+    lines = [f"{x['case']}: {x['kernel']}" for x in spilling]
     assert not lines, "\n".join(lines)
     assert divmod(capability, 10) in blocks.KNOWN
     assert max(each["shared"] for each in built if each["fits"]) <= SHARED[capability]
     assert max(each["registers"] for each in built) <= 255
-    products = [each for each in built if each["kernel"] != "merge"]
+    products = [each for each in built if each["kernel"] in of_attention - {"merge"}]
     assert all(each["wgmma"] or each["tcgen05"] or each["mma"] for each in products)
     many = [each for each in products if "float16 64" in each["case"] and "T=512" in each["case"]]
     assert all(each["wgmma"] == (capability == 90) for each in many)

@@ -2,16 +2,18 @@
 
     python tests/kernels/triton_compiling.py 80 90 [--only bfloat16]
 
-Every launch of ``launch.attend`` and ``launch.gradients`` over tensors without meaning is compiled
-with the very arguments that a launch has. A line of JSON for each: registers of a thread, bytes
-that are spilled, shared memory of a program, whether products run on ``wgmma`` or
-``tcgen05``, and whether `auto` may take such heads. Triton's own cache keeps what is compiled.
+Every launch of ``launch.attend``, ``launch.gradients`` and ``recurrence.recur`` over tensors
+without meaning is compiled with the very arguments that a launch has. A line of JSON for each:
+registers of a thread, bytes that are spilled, shared memory of a program, whether products run on
+``wgmma`` or ``tcgen05``, and whether `auto` may take such heads. Triton's own cache keeps what is
+compiled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import re
 import sys
@@ -25,10 +27,12 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from polyhead.kernels.triton import blocks, launch
-from polyhead.kernels.triton.device import backward, forward, merge
+from polyhead.kernels.triton import recurrence as states
+from polyhead.kernels.triton.device import backward, forward, merge, recurrence
 from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout
+from polyhead.semantics.recurrence_call import RecurrenceCall, recurrence_call_of
 
 
 class Compiling:
@@ -135,11 +139,26 @@ def cases() -> Iterator[tuple[torch.dtype, int, int, int, tuple[str, ...], bool]
         yield torch.bfloat16, size, 128 if size == 192 else size, 512, mods, True
 
 
+def state_cases() -> Iterator[tuple[str, RecurrenceCall]]:
+    """Recurrences of one token and of many, in place, with padding."""
+    kinds = itertools.product((torch.bfloat16, torch.float32), ("", "token", "feature"), (0, 1))
+    for dtype, decay, delta in kinds:
+        for (K, V), T in itertools.product(((16, 1), (64, 64), (128, 128), (256, 64)), (1, 512)):
+            q, v = torch.zeros(1, 2, T, K, dtype=dtype), torch.zeros(1, 4, T, V, dtype=dtype)
+            beta, real = torch.zeros(1, 4, T), torch.ones(1, T, dtype=torch.bool)
+            logs = torch.zeros(1, 4, T, K)
+            logs = None if not decay else logs if decay == "feature" else logs[..., 0]
+            name = f"{str(dtype).removeprefix('torch.')} states of {K} x {V} T={T} decay {decay}"
+            rest = (beta if delta else None, bool(delta), None, torch.zeros(1, 4, K, V), real, True)
+            yield name + delta * " delta", recurrence_call_of(q, q, v, logs, *rest)
+
+
 def main(capabilities: list[int], only: str) -> None:
     triton.knobs.nvidia.dump_ptxas_log = True
     triton.knobs.compilation.always_compile = True
     kernels = [(forward, "attend"), (merge, "merge"), (backward, "keys_pass")]
     kernels.append((backward, "queries_pass"))
+    kernels += [(recurrence, name) for name in ("steps", "chunk_pairs", "chunks")]
     own = [getattr(module, name) for module, name in kernels]
     for capability in capabilities:
         found: list[dict[str, Any]] = []
@@ -172,6 +191,12 @@ def main(capabilities: list[int], only: str) -> None:
                 launch.gradients(q, KVSegment(k, v), 1.0, mods, (out, lse), grads, of_bias=of_bias)
             for each in found:
                 print(json.dumps({"case": case, "fits": fits} | each), flush=True)
+        for case, call in state_cases():
+            if only in case:
+                found.clear()
+                states.recur(call)
+                for each in found:
+                    print(json.dumps({"case": case, "fits": True} | each), flush=True)
 
 
 if __name__ == "__main__":

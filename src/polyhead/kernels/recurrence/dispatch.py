@@ -12,7 +12,7 @@ from torch import Tensor
 
 from polyhead._utils.checks import check_bool
 from polyhead.errors import UnsupportedError
-from polyhead.kernels.base import Refusal
+from polyhead.kernels.base import Refusal, SwitchedOffError
 from polyhead.kernels.dispatch import Explanation
 from polyhead.kernels.recurrence import KERNELS, RecurrenceKernel
 from polyhead.native import batch_invariant
@@ -132,8 +132,13 @@ def run_recurrence(call: RecurrenceCall, kernel: str = "auto") -> tuple[Tensor, 
     chosen = _choose(call, kernel)
     for name, x in call.tensors().items():
         check_storage(name, x)
-    with full_precision(call.q):
-        out, last = chosen.run(call)
+    try:
+        with full_precision(call.q):
+            out, last = chosen.run(call)
+    except SwitchedOffError:
+        if kernel != "auto":
+            raise
+        return run_recurrence(call)
     if last is call.state:
         return out, last if call.in_place else last.clone()  # there was no token
     if call.in_place and call.state is not None:
@@ -219,6 +224,8 @@ def explain_recurrence(
             refusals[other.name] = f"not available: {why}"
         elif (refused := other.plan(call)) is not None:
             refusals[other.name] = f"cannot do {refused.feature}"
+        elif (why := other.auto_skip_reason(call)) is not None:
+            refusals[other.name] = f"only when named explicitly: {why}; {other.summary}"
         else:
             refusals[other.name] = f"supported, lower priority: {other.summary}"
     B, _, T, K = call.q.shape
@@ -244,7 +251,11 @@ def _choose(call: RecurrenceCall, name: str) -> RecurrenceKernel:
                 )
             return KERNELS["native"]
         return next(
-            each for each in KERNELS.values() if each.unavailable() is None and not each.plan(call)
+            each
+            for each in KERNELS.values()
+            if each.unavailable() is None
+            and each.plan(call) is None
+            and each.auto_skip_reason(call) is None
         )
     named = KERNELS.get(name) if isinstance(name, str) else None
     if named is None:

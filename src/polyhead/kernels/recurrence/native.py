@@ -11,11 +11,10 @@ from torch import Tensor
 
 from polyhead import native
 from polyhead.kernels.base import Refusal
-from polyhead.kernels.recurrence.base import RecurrenceKernel
+from polyhead.kernels.recurrence.base import RecurrenceKernel, needs_torch
 from polyhead.native.arguments import DTYPES
-from polyhead.native.tensor_check import is_fake, unsupported_tensor_kind
+from polyhead.native.tensor_check import unsupported_tensor_kind
 from polyhead.semantics.recurrence_call import RecurrenceCall
-from polyhead.semantics.tokens import is_traced
 
 
 class NativeKernel(RecurrenceKernel):
@@ -26,26 +25,14 @@ class NativeKernel(RecurrenceKernel):
         return native.unavailable()
 
     def plan(self, call: RecurrenceCall) -> Refusal | None:
-        q, tensors = call.q, call.tensors().values()
-        if q.dtype not in DTYPES:
-            return Refusal(str(q.dtype).removeprefix("torch."))
-        if not q.is_cpu:
-            return Refusal(f"tensors on {q.device}")
-        if call.requires_grad:
-            return Refusal("gradients")
-        if torch.compiler.is_compiling():
-            return Refusal("torch.compile")
-        if torch._C._functorch.peek_interpreter_stack() is not None:
-            return Refusal("torch.func")
-        if torch.autograd.forward_ad._current_level >= 0:
-            return Refusal("forward-mode derivatives")
-        if is_fake(tensors):
-            return Refusal("tensors without numbers, or a mode that watches operations")
-        if (kind := unsupported_tensor_kind(tensors)) is not None:
-            return Refusal(kind)
-        if is_traced(q):
-            return Refusal("torch.jit.trace")
-        return None
+        if call.q.dtype not in DTYPES:
+            return Refusal(str(call.q.dtype).removeprefix("torch."))
+        if not call.q.is_cpu:
+            return Refusal(f"tensors on {call.q.device}")
+        if (refused := needs_torch(call)) is not None:
+            return refused
+        kind = unsupported_tensor_kind(call.tensors().values())
+        return None if kind is None else Refusal(kind)
 
     def run(self, call: RecurrenceCall) -> tuple[Tensor, Tensor]:
         code = native.code(call.q.dtype)

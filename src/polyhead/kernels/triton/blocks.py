@@ -46,6 +46,8 @@ LARGEST = 512
 """Features of a head's first part, and of a value."""
 LARGEST_LEARNT = 256
 """The same where gradients are asked for."""
+LARGEST_STATE = 256
+"""Key features of a state."""
 
 
 class Table(NamedTuple):
@@ -214,6 +216,47 @@ def splits_of(programs: int, keys: int, tile: int, processors: int) -> tuple[int
     wanted = max(1, min(2 * processors // max(1, programs), keys // (4 * tile), 128))
     share = _upwards(_upwards(keys, wanted), tile) * tile
     return _upwards(keys, share), share
+
+
+LARGEST_STATE = 256
+"""Features of a state's keys."""
+
+
+class StateTiles(NamedTuple):
+    """How a state is cut.
+
+    Attributes:
+        key: Its key size as a power of two.
+        part: Key features of a product, where it goes from chunk to chunk.
+        decayed: Key features whose own decays a program holds for all pairs of tokens.
+        value: Values of a program that goes from token to token.
+        chunk: Tokens of a chunk.
+        chunk_value: Values of a program that goes from chunk to chunk.
+    """
+
+    key: int
+    part: int
+    decayed: int
+    value: int
+    chunk: int
+    chunk_value: int
+
+
+def state_tiles(key_dim: int, value_dim: int, *, by_feature: bool = False) -> StateTiles:
+    """Tiles of a state, whose key features may have decays of their own.
+
+    By the delta rule a chunk of more tokens than key features loses digits.
+    """
+    key = max(16, power_above(key_dim))
+    value = min(32, power_above(value_dim))
+    chunk = 32 if 32 <= key <= (64 if by_feature else 128) else 16
+    return StateTiles(key, 16, min(64, key), value, chunk, 16)
+
+
+def state_parts(key_dim: int, value_dim: int) -> Parts:
+    """What is compiled for a state: its key size, and values of a program."""
+    tiles = state_tiles(key_dim, value_dim)
+    return Parts(tiles.key, 0, tiles.value)
 
 
 def _size(parts: Parts) -> int:

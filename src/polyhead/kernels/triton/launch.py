@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -18,12 +17,11 @@ from polyhead.kernels.triton import blocks
 from polyhead.kernels.triton.device import backward, forward
 from polyhead.kernels.triton.device import merge as merging
 from polyhead.kernels.triton.interpreting import interpreting
-from polyhead.kernels.triton.waiting import waiting
+from polyhead.kernels.triton.launching import launch_kernel, on_device
 from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.semantics.sources import are_first_features
 
 _LOG2E = 1.4426950408889634
-_launched: set[tuple[Any, ...]] = set()
 
 
 def attend(
@@ -51,7 +49,7 @@ def attend(
         outs = q.new_empty((slots, B, H, T, V), dtype=torch.float32)
         lses = q.new_empty((slots, B, H, T), dtype=torch.float32)
     slot = column = 0
-    with _on(q.device):
+    with on_device(q.device):
         for segment, (splits, share) in zip(segments, cuts, strict=True):
             names = _arguments(q, segment, mods, column, parts, scale)
             names |= {
@@ -65,13 +63,13 @@ def attend(
                 "SHARED": parts.head == parts.value == V
                 and are_first_features(segment.v, segment.k),
             }  # fmt: skip
-            _launch(
+            launch_kernel(
                 forward.attend, (programs, splits), q, **names, ROWS=tiles.rows, KEYS=tiles.keys,
                 num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
             slot, column = slot + splits, column + segment.length
         if slots > 1:
-            _launch(
+            launch_kernel(
                 merging.merge, (B * H * T,), q,
                 (outs, outs.stride(0), outs.stride(3)), (lses, lses.stride(0)), _rows(out),
                 (found, *found.stride()), H, T, slots,
@@ -121,14 +119,14 @@ def gradients(
     learned = mods.learned if of_bias else None
     d_bias, sums = _bias_sums(mods, learned, lse)
     shared = mods.bias is not None and mods.bias.shape != (B, H, T, S)
-    with _on(q.device):
-        _launch(
+    with on_device(q.device):
+        launch_kernel(
             backward.keys_pass, (-(-S // tiles.keys) * B * G,), q,
             **names, d_k=_rows(d_k), d_v=_rows(d_v), spans=spans, ROWS=tiles.rows, KEYS=tiles.keys,
             num_warps=tiles.warps, num_stages=tiles.stages,
         )  # fmt: skip
         programs = -(-T * (H // G) // for_queries.rows) * B * G
-        _launch(
+        launch_kernel(
             backward.queries_pass, (programs,), q, **names, d_q=_rows(d_q), d_bias=d_bias,
             LEARNS=learned is not None, SHARED=shared, ROWS=for_queries.rows, KEYS=for_queries.keys,
             num_warps=for_queries.warps, num_stages=for_queries.stages,
@@ -136,20 +134,6 @@ def gradients(
     if learned is None:
         return [d_q, d_k, d_v]
     return [d_q, d_k, d_v, _gradient_of_bias(mods, sums)]
-
-
-def _launch(
-    kernel: Any, grid: tuple[int, ...], like: Tensor, /, *arguments: Any, **named: Any
-) -> None:
-    """Launches a kernel; the first call of a variant says that it waits for the compiler."""
-    constants = (value for name, value in named.items() if name.isupper())
-    variant = id(kernel), like.device, like.dtype, *constants
-    if variant in _launched or interpreting():
-        kernel[grid](*arguments, **named)
-        return
-    with waiting(f"compiling a Triton kernel for {like.dtype} on {like.device}"):
-        kernel[grid](*arguments, **named)
-    _launched.add(variant)
 
 
 def _arguments(
@@ -309,8 +293,3 @@ def _table(device: torch.device) -> blocks.Table:
     if device.type != "cuda":
         return blocks.table_of((9, 0))
     return blocks.table_of(torch.cuda.get_device_capability(device))
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Triton launches on the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

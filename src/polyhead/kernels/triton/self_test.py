@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,10 +20,32 @@ from polyhead.kernels.triton.waiting import waiting
 from polyhead.native.arguments import KVSegment, ScoreMods
 from polyhead.native.coding import Coding
 from polyhead.native.dropout import Dropout, kept
+from polyhead.semantics.recurrence import recur
+from polyhead.semantics.recurrence_call import RecurrenceCall, recurrence_call_of
 
 Bits = tuple[int, int]
 """Bits of a key's and of a value's codes; 0: the value is part of the key."""
-_Asked = tuple[str, torch.dtype, blocks.Parts, Bits | None]
+
+
+class States(NamedTuple):
+    """What the recurrence's kernels are compiled for.
+
+    Attributes:
+        decay: ``""``, ``"token"`` (for each head too) or ``"feature"``.
+        delta: Whether by the delta rule.
+    """
+
+    decay: str
+    delta: bool
+
+    @classmethod
+    def of(cls, call: RecurrenceCall) -> States:
+        """What a call asks for."""
+        decay = call.decay
+        return cls("" if decay is None else "feature" if decay.ndim == 4 else "token", call.delta)
+
+
+_Asked = tuple[str, torch.dtype, blocks.Parts, Bits | States | None]
 _found: dict[_Asked, str | None] = {}
 _lock = threading.Lock()
 
@@ -30,10 +54,10 @@ _CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 def unsupported_reason(
-    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None
+    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, kind: Bits | States | None
 ) -> str | None:
     """Why ``auto`` may not take the kernels for such heads on this device, or None."""
-    asked = str(device), dtype, parts, bits
+    asked = str(device), dtype, parts, kind
     if asked not in _found:
         if torch.cuda.get_device_capability(device) not in blocks.KNOWN:
             major, minor = torch.cuda.get_device_capability(device)
@@ -54,17 +78,21 @@ unsupported_reason._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def switched_off() -> dict[str, str]:
     """What was found wrong, by device, dtype and head sizes."""
     return {
-        f"{device}, {_words(dtype, parts, bits)}": wrong
-        for (device, dtype, parts, bits), wrong in _found.items()
+        f"{device}, {_words(dtype, parts, kind)}": wrong
+        for (device, dtype, parts, kind), wrong in _found.items()
         if wrong is not None
     }
 
 
 def switch_off(
-    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None, why: str
+    device: torch.device,
+    dtype: torch.dtype,
+    parts: blocks.Parts,
+    kind: Bits | States | None,
+    why: str,
 ) -> None:
     """Lets ``auto`` take other kernels from now on, and warns."""
-    _note((str(device), dtype, parts, bits), why)
+    _note((str(device), dtype, parts, kind), why)
 
 
 def is_of_compiler(error: Exception) -> bool:
@@ -76,17 +104,21 @@ def is_of_compiler(error: Exception) -> bool:
     return own or (type(error) is RuntimeError and "PassManager" in str(error))
 
 
-def _words(dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None) -> str:
-    words = f"{str(dtype).removeprefix('torch.')}, heads of {parts.head + parts.tail}"
-    return words if bits is None else f"{words} in codes of {bits[0]} and {bits[1] or bits[0]} bits"
+def _words(dtype: torch.dtype, parts: blocks.Parts, kind: Bits | States | None) -> str:
+    words = f"{str(dtype).removeprefix('torch.')}, "
+    if isinstance(kind, States):
+        decay = f"decay by {kind.decay}" if kind.decay else "no decay"
+        return f"{words}states of {parts.head} features, {decay}{', delta rule' * kind.delta}"
+    words += f"heads of {parts.head + parts.tail}"
+    return words if kind is None else f"{words} in codes of {kind[0]} and {kind[1] or kind[0]} bits"
 
 
 def _test(asked: _Asked, device: torch.device) -> None:
-    _, dtype, parts, bits = asked
-    what = f"compiling and testing Triton kernels on {device} for {_words(dtype, parts, bits)}"
+    _, dtype, parts, kind = asked
+    what = f"compiling and testing Triton kernels on {device} for {_words(dtype, parts, kind)}"
     # In a thread of its own: no transform, mode or autocast of the caller applies there.
     with waiting(what), ThreadPoolExecutor(1) as elsewhere:
-        wrong = elsewhere.submit(_tried, device, dtype, parts, bits).result()
+        wrong = elsewhere.submit(_tried, device, dtype, parts, kind).result()
     if wrong is None:
         _found[asked] = None
     else:
@@ -102,11 +134,13 @@ def _note(asked: _Asked, wrong: str) -> None:
 
 
 def _tried(
-    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, bits: Bits | None
+    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, kind: Bits | States | None
 ) -> str | None:
     try:
-        if bits is not None:
-            return disagreement_of_codes(device, dtype, parts, bits)
+        if isinstance(kind, States):
+            return disagreement_of_states(device, dtype, parts, kind)
+        if kind is not None:
+            return disagreement_of_codes(device, dtype, parts, kind)
         return disagreement(device, dtype, parts)
     except Exception as error:  # whatever a compiler or driver raises: other kernels can compute
         return f"{type(error).__name__}: {str(error)[:200]}"
@@ -207,6 +241,39 @@ def disagreement_of_codes(
         exact = (q.double() @ k.mT * D**-0.5).softmax(dim=-1) @ v
         if not torch.allclose(out.double(), exact, atol=close, rtol=close):
             return f"attention in {dtype} over codes differs from float64"
+    return None
+
+
+def disagreement_of_states(
+    device: torch.device, dtype: torch.dtype, parts: blocks.Parts, states: States
+) -> str | None:
+    """What the recurrence's kernels compute wrongly of small inputs, or None."""
+    from polyhead.kernels.triton import recurrence
+
+    generator = torch.Generator("cpu").manual_seed(0)
+    B, H, K, V, close = 2, 2, parts.head, parts.value + 3, _CLOSE[dtype]
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    for tokens in (recurrence.FEW, 70):  # from token to token, and from chunk to chunk
+        q, k, v = random(B, 1, tokens, K), random(B, 1, tokens, K), random(B, H, tokens, V)
+        q, k = q / q.norm(dim=-1, keepdim=True), k / k.norm(dim=-1, keepdim=True)
+        q, k, v = (x.to(device, dtype) for x in (q, k, v))
+        decay = None
+        if states.decay:
+            decay = -random(B, H, tokens, *[K] * (states.decay == "feature")).abs().to(device)
+        beta, state = random(B, H, tokens).sigmoid().to(device), random(B, H, K, V).to(device)
+        real = (torch.rand(B, tokens, generator=generator) > 0.1).to(device)
+
+        call = recurrence_call_of(q, k, v, decay, beta, states.delta, 1.0, state, real, False)
+        wide: dict[str, Any] = {
+            name: x.double() for name, x in call.tensors().items() if name != "real"
+        }
+        found, wanted = recurrence.recur(call), recur(replace(call, **wide))
+        for mine, exact in zip(found, wanted, strict=True):
+            if not torch.allclose(mine.double(), exact, atol=close, rtol=close):
+                return f"the recurrence in {dtype} differs from float64"
     return None
 
 
