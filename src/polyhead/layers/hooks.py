@@ -56,6 +56,11 @@ class Hooked(Fixed):
         return HookHandle(self._hooks, hook)
 
     @property
+    def is_split(self) -> bool:
+        """Whether this process computes some of its heads or tokens (``polyhead.parallel``)."""
+        return "_computed" in self.__dict__
+
+    @property
     def has_active_hooks(self) -> bool:
         """Whether a hook or an edit applies to the calls of this thread or task."""
         watched = bool(self._hooks or self._edits)
@@ -79,7 +84,7 @@ class Hooked(Fixed):
         """``attention`` ``[B, H, T, V]``, shown to the hooks and to who observes the source."""
         call: dict[str, Any] = {**_DEFAULTS, **options}
         observed = source.observer is not None
-        if "_computed" in self.__dict__ and (observed or self.has_active_hooks):
+        if self.is_split and (observed or self.has_active_hooks):
             raise UnsupportedError(
                 "hooks and edits need all heads and tokens, as caches that evict do: this layer's "
                 "are spread over processes"

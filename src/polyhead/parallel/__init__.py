@@ -9,6 +9,7 @@ loss = parallel.cross_entropy(logits, parallel.shard(labels, mesh), mesh)
 """
 
 from polyhead.parallel.attention import attention, gather, shard
+from polyhead.parallel.leading import led
 from polyhead.parallel.losses import cross_entropy
 from polyhead.parallel.model import parallelize
 from polyhead.parallel.plans import ParallelPlan, plan
@@ -22,6 +23,7 @@ __all__ = [
     "clip_grad_norm",
     "cross_entropy",
     "gather",
+    "led",
     "parallelize",
     "plan",
     "shard",

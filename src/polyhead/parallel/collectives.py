@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from polyhead.native.batch_invariant import is_enabled
 from polyhead.parallel.ranks import Ranks
 
 Collective = Callable[[Tensor], Tensor]
@@ -74,7 +75,16 @@ def reduce_from_ranks(x: Tensor, ranks: Ranks) -> Tensor:
 
 
 def all_reduce(x: Tensor, ranks: Ranks) -> Tensor:
-    """A new tensor: the sum of x over the ranks."""
+    """A new tensor: the sum of x over the ranks.
+
+    Within ``batch_invariant()`` every number is added in the order of the ranks, whatever its place
+    in x: each rank gets all terms. Else the backend chooses the order.
+    """
+    if is_enabled():
+        terms = [x.new_empty(x.shape) for _ in range(ranks.size)]
+        with ranks.watched("a sum"):
+            dist.all_gather(terms, x.detach().contiguous(), group=ranks.group)
+        return sum(terms[1:], start=terms[0])
     total = x.detach().clone(memory_format=torch.contiguous_format)
     with ranks.watched("a sum"):
         dist.all_reduce(total, group=ranks.group)

@@ -151,7 +151,7 @@ def check_model(
             f"{type(model).__name__}"
         )
     refuse_quantized(model, "a mesh")
-    if any("_computed" in vars(module) for module in _attentions(model)):
+    if any(module.is_split for module in _attentions(model)):
         raise ValueError("the model is parallel already")
     names = mesh.mesh_dim_names or ()
     tensor, context, expert = (

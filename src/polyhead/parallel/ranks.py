@@ -66,6 +66,7 @@ class Ranks:
         rank: This process's number among them.
         numbers: Their ranks in the whole job, as messages name them.
         device: Where collectives take their tensors.
+        closed: Why this process may exchange nothing now, as the others would not (``led``).
     """
 
     name: str
@@ -74,6 +75,7 @@ class Ranks:
     rank: int
     numbers: tuple[int, ...]
     device: torch.device
+    closed: str = ""
 
     @classmethod
     def of(cls, mesh: DeviceMesh, name: str) -> Ranks:
@@ -115,6 +117,8 @@ class Ranks:
             RankError: Another rank refused, says which and why; or makes another kind of call.
             Exception: ``refused`` itself, on the rank that gave it.
         """
+        if refused is not None and self.closed:
+            raise refused
         who = [zlib.crc32(socket.gethostname().encode()), os.getpid()]
         words = what if refused is None else str(refused)
         if refused is not None and not isinstance(refused, RankError):  # which names a rank already
@@ -156,6 +160,8 @@ class Ranks:
     @contextmanager
     def watched(self, what: str) -> Iterator[None]:
         """If an exchange fails, names the process that has ended."""
+        if self.closed:
+            raise RankError(self.closed)
         try:
             yield
         except RuntimeError as error:

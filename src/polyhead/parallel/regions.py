@@ -327,6 +327,12 @@ def shard_vocabulary(
     model.logits = _Logits(model, ranks, gathered)  # type: ignore[method-assign]
 
 
+def gathers_logits(model: Transformer) -> bool:
+    """Whether every rank gets the logits of the whole vocabulary."""
+    logits = vars(model).get("logits")
+    return isinstance(logits, _Logits) and logits.gathered
+
+
 @dataclass(eq=False)
 class _Looked:
     """Rows of a table of which every rank holds some."""

@@ -222,9 +222,15 @@ def caches(
     )
 
 
-def token_bytes(model: TransformerConfig, kv_dtype: str) -> int:
-    """Bytes of one more token in the caches of all layers, while no window is full."""
-    return math.ceil(sum(layer.token_bytes for layer in caches(model, kv_dtype)))
+def token_bytes(model: TransformerConfig, kv_dtype: str, ranks: int = 1) -> int:
+    """Bytes of one more token in the caches of all layers, while no window is full.
+
+    Args:
+        model: Whose layers they are.
+        kv_dtype: Of keys and values.
+        ranks: Processes that share the heads; the bytes are those of one of them.
+    """
+    return math.ceil(sum(layer.token_bytes for layer in caches(model, kv_dtype, ranks=ranks)))
 
 
 def free_memory() -> int:

@@ -19,6 +19,7 @@ from polyhead.models import MultiTokenPredictor, Transformer
 from polyhead.planning.memory import free_memory, token_bytes
 from polyhead.serving.prefixes import Prefixes
 from polyhead.serving.row import Row
+from polyhead.serving.split import split_of
 from polyhead.serving.stats import Counts, EngineStats
 
 _SHARE = 0.5
@@ -36,7 +37,9 @@ def fitting_tokens(models: Sequence[Cached], rows: int) -> int:
         models: Those whose caches hold them; the context is that of the first.
         rows: How many contexts.
     """
-    fitting = int(free_memory() * _SHARE) // max(1, sum(map(_token_bytes, models)))
+    split = split_of(_transformer(models[0]))
+    free = free_memory() if split is None else split.free_memory
+    fitting = int(free * _SHARE) // max(1, sum(map(_token_bytes, models)))
     return max(1, min(fitting, rows * models[0].config.max_positions))
 
 
@@ -45,8 +48,11 @@ def _transformer(model: Cached) -> Transformer:
 
 
 def _token_bytes(model: Cached) -> int:
-    dtype = _transformer(model).embedding.like.dtype
-    return token_bytes(model.config, str(dtype).removeprefix("torch."))
+    """Bytes of a token on this process."""
+    transformer = _transformer(model)
+    split, dtype = split_of(transformer), str(transformer.embedding.like.dtype)
+    ranks = 1 if split is None else split.ranks
+    return token_bytes(model.config, dtype.removeprefix("torch."), ranks)
 
 
 class Budget:
@@ -89,8 +95,9 @@ class Budget:
             self._model.hidden_states(ids, hidden, cache=cache)
         else:
             self._model.transformer(ids, cache=cache, last=1)
+        split = split_of(_transformer(self._model))
         try:
-            return SharedPool(cache)
+            return SharedPool(cache) if split is None else split.new_pool(cache)
         except UnsupportedError:
             return None
 

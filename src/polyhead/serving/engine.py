@@ -41,6 +41,7 @@ from polyhead.serving.heads import RowHeads
 from polyhead.serving.lookup import Lookups
 from polyhead.serving.requests import EngineEnding, QueueFull, Request
 from polyhead.serving.row import Row
+from polyhead.serving.split import split_of
 from polyhead.serving.stats import Counts, EngineStats, RequestStats
 from polyhead.serving.steps import compute, compute_alone, feed, take, take_guessed
 
@@ -81,7 +82,9 @@ class Engine:
 
     Raises:
         ValueError: A number or flag that cannot be, by name.
-        UnsupportedError: ``lookup_tokens`` or ``draft`` for a model that is computed row by row.
+        UnsupportedError: ``lookup_tokens`` or ``draft`` for a model that is computed row by row;
+            for a model that is split over processes adapters, or its module of multi-token
+            prediction; such a model outside ``parallel.led``.
         PolyheadError: What ``ph.RowAdapters`` raises.
     """
 
@@ -102,7 +105,9 @@ class Engine:
         draft_tokens: int = 4,
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
-        self.model = model.eval()
+        self.model, self._split = model.eval(), split_of(model.transformer)
+        if self._split is not None:
+            _check_split(adapters, draft)
         self.adapters, self.heads = RowAdapters(model, adapters or {}), RowHeads(model)
         check_bool("share_prefixes", share_prefixes, error=ValueError)
         self.overcommit = check_bool("overcommit", overcommit, error=ValueError)
@@ -209,7 +214,7 @@ class Engine:
             )
         with self._lock:
             if self._ending:
-                raise EngineEnding("the engine is ending", 10.0)
+                raise EngineEnding(f"the engine is ending{self._why()}", 10.0)
             if len(self._queue) >= self.max_queue:
                 raise QueueFull(f"{len(self._queue)} requests wait", 1.0)
             self._queue.append(row)
@@ -229,9 +234,15 @@ class Engine:
                 busy = bool(self._rows or self._queue)
                 for row in [each for each in self._queue if each.unwanted()]:
                     self._queue.remove(row)
-            with torch.inference_mode():
-                self._drop([row for row in self._rows if row.unwanted()])
-                self._read_prompts(self._decode())
+            try:
+                with torch.inference_mode():
+                    self._drop([row for row in self._rows if row.unwanted()])
+                    self._read_prompts(self._decode())
+            except Exception:
+                if self.lost is None:
+                    raise
+            if self.lost is not None:
+                self._give_up(self.lost)
             return busy
 
     def forget_prefixes(self) -> None:
@@ -242,6 +253,26 @@ class Engine:
         with self._turn:
             self._budget.forget_prefixes()
             self._guesser.forget_prefixes()
+
+    @property
+    def lost(self) -> Exception | None:
+        """Why no request can be computed any more: a process that has a part of the model is gone.
+
+        None while all is well, and always where the model is not split.
+        """
+        return None if self._split is None else self._split.lost()
+
+    def _why(self) -> str:
+        return "" if self.lost is None else f": {self.lost}"
+
+    def _give_up(self, error: Exception) -> None:
+        """Ends all requests with an error, and takes no more."""
+        with self._lock:
+            left, self._rows, self._ending = [*self._rows, *self._queue], [], True
+            self._queue.clear()
+            self._reading = None
+        for row in left:
+            row.end("error", error)
 
     def _exactly(self) -> AbstractContextManager[None]:
         return batch_invariant() if self.batch_invariant else nullcontext()
@@ -466,3 +497,20 @@ class Engine:
                 self._reading = None
         with self._lock:
             self._rows = [row for row in self._rows if row not in rows]
+
+
+def _check_split(
+    adapters: Mapping[str, str | os.PathLike[str]] | None,
+    draft: LanguageModel | MultiTokenPredictor | None,
+) -> None:
+    """Raises UnsupportedError for what other processes would have to know of."""
+    if adapters:
+        raise UnsupportedError(
+            "adapters must be none for a model that is split over processes: merge one when it is "
+            "loaded (ph.load(…, adapter=DIR))"
+        )
+    if draft is not None and not isinstance(draft, LanguageModel):
+        raise UnsupportedError(
+            f"draft must be a smaller decoder for a model that is split over processes: got a "
+            f"{type(draft).__name__}"
+        )

@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import NamedTuple, TypeVar
 
-from polyhead.errors import InputError
+from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel
 from polyhead.interpret.probe import probe
 from polyhead.models.parts import head_count
 from polyhead.serving.row import Row
+from polyhead.serving.split import split_of
 
 _Made = TypeVar("_Made")
 
@@ -52,7 +53,10 @@ class RowHeads:
 
         Raises:
             InputError: No such layer or head.
+            UnsupportedError: Other processes have some of the heads.
         """
+        if split_of(self._model.transformer) is not None:
+            raise UnsupportedError("heads of a model that is split over processes are not shown")
         heads = head_count(self._model.transformer, layer)
         if not 0 <= head < heads:
             raise InputError(f"heads of layer {layer} are 0 to {heads - 1}: got {head}")

@@ -284,7 +284,7 @@ def _attend(
     options: dict[str, Any],
 ) -> Tensor:
     """The heads' outputs of a call: by its kernel, unless its scores or weights are changed."""
-    if "_computed" in vars(module):
+    if module.is_split:
         raise UnsupportedError(
             "a trace needs all heads and tokens: this layer's are spread over processes"
         )

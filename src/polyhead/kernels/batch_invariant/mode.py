@@ -39,7 +39,13 @@ _BY_ELEMENT_NAMES = """
     exp2 expm1 gelu hardsigmoid hardswish hardtanh leaky_relu lerp log log10 log1p log2 logaddexp
     logit mish pow rsqrt sigmoid silu sin sinc sinh softplus square tan tanh threshold xlogy
 """
+_MOVED_NAMES = """
+    allgather all_gather_into_tensor alltoall_base broadcast wait_tensor _allgather_base
+    _wrap_tensor_autograd
+"""
 _EXACT = frozenset(_EXACT_NAMES.split())
+_MOVED = frozenset(_MOVED_NAMES.split())
+"""Collectives of ``c10d`` and ``_c10d_functional`` that move numbers and add none."""
 _BY_ELEMENT = frozenset(_BY_ELEMENT_NAMES.split())
 
 
@@ -96,6 +102,8 @@ def _way_of(func: Any) -> Way:
             return by_element
         if plain in _OWN:
             return _own(plain, in_place=name != plain)
+    if func.namespace in ("c10d", "_c10d_functional") and name.rstrip("_") in _MOVED:
+        return as_it_is
     if func.namespace == "polyhead" and name in ("attention", "attention_backward"):
         return as_it_is  # native code, which was told
     if func._can_decompose():
