@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -79,6 +79,7 @@ def load_served(
     adapters: Sequence[str] = (),
     draft: str | None = None,
     packing: Mapping[str, str | None] = MappingProxyType({}),
+    prepare: Callable[[Any], None] | None = None,
     **settings: Any,
 ) -> Models:
     """Models with what runs them.
@@ -90,6 +91,7 @@ def load_served(
         adapters: ``NAME=DIR`` of the only decoder, or ``MODEL:NAME=DIR``.
         draft: What guesses tokens of the only decoder: a model, or ``"mtp"``.
         packing: ``quantize`` and ``activations`` of ``polyhead.load``.
+        prepare: Is shown every model before its engine is made.
         settings: Of ``Models``.
 
     Raises:
@@ -106,6 +108,9 @@ def load_served(
         name: load_expecting(source, dtype, *kinds, device=device, **packing)
         for name, source in sources.items()
     }
+    if prepare is not None:
+        for model in models.values():
+            prepare(model)
     decoders = [name for name, model in models.items() if isinstance(model, LanguageModel)]
     given = adapters_of(decoders, adapters)
     if draft is not None:

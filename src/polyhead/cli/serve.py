@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
+from functools import partial
 from typing import Annotated
 
 import typer
 
-from polyhead.cli import options
+from polyhead.cli import options, ranks
 from polyhead.errors import InputError, UnsupportedError
 
 _Models = Annotated[
@@ -78,6 +80,9 @@ def serve(
     A text has the tokens that it has alone, whoever is served beside it. docs/server.md lists the
     options of requests; a browser shows the load at the server's address. SIGTERM and Ctrl-C let
     requests finish, for 25 s; a second one ends them.
+
+    Processes that torchrun starts share one decoder, split over them; the first answers:
+    torchrun --nproc-per-node 2 --no-python polyhead serve MODEL
     """
     from polyhead.cli.models import load_served
     from polyhead.cli.terminal import console
@@ -93,34 +98,41 @@ def serve(
         ) from error
     keys = server.checked_keys(keys)
     server.check_reach(host, keys)
-    served = load_served(
-        _named(models),
-        dtype,
-        device,
-        {
-            "max_tokens": max_tokens,
-            "max_rows": max_rows,
-            "max_queue": max_queue,
-            "lookup_tokens": lookup_tokens,
-            "draft_tokens": draft_tokens,
-        },
-        adapter or (),
-        draft,
-        {"quantize": quantize, "activations": activations},
-        timeout=seconds,
-        max_new_tokens=max_new_tokens,
-    )
-    screen = console(stderr=True)
-    server.serve(
-        served,
-        host=host,
-        port=port,
-        keys=keys,
-        write=lambda line: screen.print(line, soft_wrap=True),
-        quiet=quiet,
-        page=render(),
-        show_heads=show_heads,
-    )
+    prepare = None
+    with ExitStack() as stack:
+        if ranks.count() > 1:
+            given = {"--adapter": adapter, "--show-heads": show_heads, "--device": device != "cpu"}
+            ranks.check({"several models": len(models) > 1, **given})
+            prepare = partial(ranks.lead, stack)
+        served = load_served(
+            _named(models),
+            dtype,
+            device,
+            {
+                "max_tokens": max_tokens,
+                "max_rows": max_rows,
+                "max_queue": max_queue,
+                "lookup_tokens": lookup_tokens,
+                "draft_tokens": draft_tokens,
+            },
+            adapter or (),
+            draft,
+            {"quantize": quantize, "activations": activations},
+            prepare,
+            timeout=seconds,
+            max_new_tokens=max_new_tokens,
+        )
+        screen = console(stderr=True)
+        server.serve(
+            served,
+            host=host,
+            port=port,
+            keys=keys,
+            write=lambda line: screen.print(line, soft_wrap=True),
+            quiet=quiet,
+            page=render(),
+            show_heads=show_heads,
+        )
 
 
 def _named(sources: list[str]) -> dict[str, str]:

@@ -214,7 +214,7 @@ class Engine:
             )
         with self._lock:
             if self._ending:
-                raise EngineEnding(f"the engine is ending{self._why()}", 10.0)
+                raise self._ending_now()
             if len(self._queue) >= self.max_queue:
                 raise QueueFull(f"{len(self._queue)} requests wait", 1.0)
             self._queue.append(row)
@@ -242,7 +242,7 @@ class Engine:
                 if self.lost is None:
                     raise
             if self.lost is not None:
-                self._give_up(self.lost)
+                self._give_up()
             return busy
 
     def forget_prefixes(self) -> None:
@@ -262,17 +262,18 @@ class Engine:
         """
         return None if self._split is None else self._split.lost()
 
-    def _why(self) -> str:
-        return "" if self.lost is None else f": {self.lost}"
+    def _ending_now(self) -> EngineEnding:
+        why = "" if self.lost is None else f": {self.lost}"
+        return EngineEnding(f"the engine is ending{why}", 10.0)
 
-    def _give_up(self, error: Exception) -> None:
+    def _give_up(self) -> None:
         """Ends all requests with an error, and takes no more."""
         with self._lock:
             left, self._rows, self._ending = [*self._rows, *self._queue], [], True
             self._queue.clear()
             self._reading = None
         for row in left:
-            row.end("error", error)
+            row.end("error", self._ending_now())
 
     def _exactly(self) -> AbstractContextManager[None]:
         return batch_invariant() if self.batch_invariant else nullcontext()
@@ -386,6 +387,8 @@ class Engine:
             with self._exactly():
                 computed = self.heads.watched(rows, read, step)
         except Exception as error:
+            if self.lost is not None:
+                raise
             # A call that fails leaves its cache as it was: the others are computed in the next.
             youngest = max(rows, key=self._rows.index)
             youngest.end("error", error)
@@ -413,6 +416,8 @@ class Engine:
         try:
             self._guesser.read(row, hidden)
         except Exception as error:
+            if self.lost is not None:
+                raise
             row.end("error", error)
 
     def _read_prompts(self, left: int) -> None:
@@ -433,6 +438,8 @@ class Engine:
                         wants_hidden=self._guesser.wants_hidden,
                     )
             except Exception as error:
+                if self.lost is not None:
+                    raise
                 row.end("error", error)
                 self._drop([row])
                 continue

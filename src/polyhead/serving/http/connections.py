@@ -30,6 +30,9 @@ MOST_CONNECTIONS = 768
 GRACE_SECONDS = 25.0
 """Seconds that requests have to finish after SIGTERM; the others then get an error."""
 
+_LOST_SECONDS = 0.5
+"""Seconds between two looks whether a process that has a part of a model is gone."""
+
 TELLING_SECONDS = 3
 """Seconds that telling them may take."""
 
@@ -123,6 +126,12 @@ class Server(uvicorn.Server):
             super().handle_exit(sig, frame)
         if sig == signal.SIGTERM:
             self._captured_signals.clear()  # uvicorn would raise it again at the end
+
+    async def end_where_lost(self) -> None:
+        """Ends as after a signal, once a model answers no more."""
+        while self._models.lost is None:
+            await asyncio.sleep(_LOST_SECONDS)
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         ending = asyncio.create_task(self._end_requests())

@@ -12,6 +12,7 @@ import torch
 from starlette.responses import JSONResponse
 
 from polyhead.errors import ContextLengthError, PolyheadError, UnsupportedError
+from polyhead.serving.requests import EngineEnding
 
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 """Headers of every answer."""
@@ -86,6 +87,8 @@ def api_error(error: Exception) -> ApiError:
     """What became of a request, from the exception that ended it."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, EngineEnding):
+        return server_ending()
     if isinstance(error, ContextLengthError):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, UnsupportedError):

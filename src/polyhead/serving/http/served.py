@@ -184,6 +184,12 @@ class Models(Mapping[str, Served]):
             )
         return found
 
+    @property
+    def lost(self) -> Exception | None:
+        """Why a model answers no more: a process that has a part of it is gone; None: all do."""
+        found = (each.engine.lost for each in self.loaded if each.engine is not None)
+        return next(filter(None, found), None)
+
     def start(self) -> None:
         """Starts the engines."""
         for each in self.loaded:

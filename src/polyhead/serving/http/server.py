@@ -68,6 +68,7 @@ def serve(
     Raises:
         InputError: A host that others reach, without a key.
         OSError: An address that cannot be had.
+        Exception: ``models.lost``, which ends the server.
     """
     check_reach(host, keys)
     logging.getLogger("python_multipart").setLevel(logging.ERROR)  # the client is told
@@ -81,14 +82,18 @@ def serve(
         app = application(models, keys=keys, page=page, show_heads=show_heads)
         server = Server(app, models)
         asyncio.run(_served(server, listener, None if quiet else LoadLines(models, write)))
+    if (lost := models.lost) is not None:
+        raise lost
 
 
 async def _served(server: Server, listener: socket.socket, lines: LoadLines | None) -> None:
-    telling = None if lines is None else asyncio.create_task(lines.run())
+    beside = [asyncio.create_task(server.end_where_lost())]
+    if lines is not None:
+        beside.append(asyncio.create_task(lines.run()))
     try:
         await server.serve(sockets=[listener])
     finally:
-        if telling is not None:
-            telling.cancel()
+        for task in beside:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await telling
+                await task
