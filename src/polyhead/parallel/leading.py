@@ -27,7 +27,6 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import check_number
 from polyhead.caches import ModelCache
 from polyhead.caches.protocol import Counts
 from polyhead.caches.shared_pool import Page, SharedPool
@@ -35,9 +34,9 @@ from polyhead.kernels.batch_invariant import batch_invariant
 from polyhead.models import Transformer
 from polyhead.native.batch_invariant import is_enabled
 from polyhead.parallel.calls import DIMENSIONS
-from polyhead.parallel.messages import Messages, read, written
+from polyhead.parallel.messages import read, receive, send, written
 from polyhead.parallel.model_cache import RanksCache
-from polyhead.parallel.ranks import RankError, Ranks, fingerprint, unsupported
+from polyhead.parallel.ranks import RankError, Ranks, unsupported
 from polyhead.parallel.regions import gathers_logits
 from polyhead.planning.memory import free_memory
 from polyhead.serving.split import Split
@@ -57,13 +56,14 @@ _CALLS: dict[str, Callable[..., Any]] = {"pool": SharedPool} | {
 
 
 @contextmanager
-def led(model: Transformer, *, timeout: float = 300.0) -> Iterator[bool]:
+def led(model: Transformer) -> Iterator[bool]:
     """For the block, the first rank alone calls a model that ``parallelize`` put on ``tensor``.
 
     All ranks enter. On the first the block runs, and a call of the model or a change of its caches
     is told to the others, from any thread, one after the other. The others stay here, compute their
     parts until the block of the first has ended, and then go on with False. An idle leader says
-    every ``BEAT`` seconds that it is there, so none waits in vain.
+    every ``BEAT`` seconds that it is there; one that says nothing for the timeout of the process
+    group counts as gone.
 
     Calls are made under ``torch.inference_mode()`` and, where the leader makes them so, within
     ``ph.batch_invariant()``. A call that fails on one rank cannot be made up for: from then on all
@@ -72,7 +72,6 @@ def led(model: Transformer, *, timeout: float = 300.0) -> Iterator[bool]:
     Args:
         model: A decoder, after ``parallelize(model, mesh, training=False)`` on a mesh of the one
             dimension ``tensor``; it is put into evaluation mode.
-        timeout: Seconds that the others wait for the leader, and it for them; default 300.
 
     Yields:
         Whether this is the rank that leads.
@@ -81,11 +80,9 @@ def led(model: Transformer, *, timeout: float = 300.0) -> Iterator[bool]:
         UnsupportedError: Another mesh or model, ``loss_parallel`` or ``sequence_parallel``; later,
             an argument that the others cannot be told, by name: masks, quantized caches.
         RankError: A rank is gone or does something else; names it. On all ranks.
-        ValueError: A timeout that cannot be.
     """
     dimensions, refused = DIMENSIONS.get(model, []), None
     try:
-        check_number("timeout", timeout, above=BEAT)
         _check(model, dimensions)
     except Exception as error:  # whatever it is, other ranks must not wait
         refused = error
@@ -94,23 +91,19 @@ def led(model: Transformer, *, timeout: float = 300.0) -> Iterator[bool]:
         raise refused
     ranks: Ranks = getattr(vars(model).get("logits"), "ranks", dimensions[0])
     host = zlib.crc32(gethostname().encode())
-    told = ranks.agree("parallel.led", [host, free_memory(), fingerprint(timeout)], refused)
-    hosts = [each for each, *_ in told]
-    free = min(bytes_ // hosts.count(host) for host, bytes_, _ in told)
+    told = ranks.agree("parallel.led", [host, free_memory()], refused)
+    hosts = [each for each, _ in told]
+    free = min(bytes_ // hosts.count(host) for host, bytes_ in told)
     model.eval()
-    messages = Messages(ranks, timeout)
+    if ranks.rank:
+        follow(model, ranks)
+        yield False
+        return
+    leader = Leader(model, ranks, free)
     try:
-        if ranks.rank:
-            follow(model, messages)
-            yield False
-            return
-        leader = Leader(model, ranks, messages, free)
-        try:
-            yield True
-        finally:
-            leader.close()
+        yield True
     finally:
-        messages.close()
+        leader.close()
 
 
 def _check(model: Transformer, dimensions: Sequence[Ranks]) -> None:
@@ -133,12 +126,11 @@ class Leader:
     Args:
         model: It; its methods are replaced until ``close``.
         ranks: Those that have its parts.
-        messages: How they are told.
         free: Bytes of memory that each of them has free.
     """
 
-    def __init__(self, model: Transformer, ranks: Ranks, messages: Messages, free: int) -> None:
-        self._model, self.ranks, self._messages = model, ranks, messages
+    def __init__(self, model: Transformer, ranks: Ranks, free: int) -> None:
+        self._model, self.ranks = model, ranks
         self._lock, self._busy, self._lost = threading.RLock(), False, ""
         self._numbers = weakref.WeakKeyDictionary[Any, int]({model: 0})
         self._next, self._gone = count(1), list[int]()
@@ -148,10 +140,11 @@ class Leader:
             vars(model)[name] = partial(self.call, model, name, run)
         pool = partial(_LedPool, leader=self)
         vars(model)["split"] = Split(ranks.size, free, pool, self.lost)
-        ranks.closed = self._closed = (
+        self._closed = (
             f"ranks of {ranks.name!r} exchange nothing but in calls that rank "
             f"{ranks.global_rank(0)} tells (parallel.led): hidden_states, logits, those of caches"
         )
+        ranks.close(self._closed)
         self._ended = threading.Event()
         self._beat = threading.Thread(target=self._beats, name="polyhead-leader", daemon=True)
         self._beat.start()
@@ -174,7 +167,7 @@ class Leader:
                 raise RankError(self._lost)
             message = self._message(of, do, given, options)
             with self._telling(do), torch.inference_mode():
-                self._messages.send(message)
+                send(self.ranks, message)
                 made = run(*given, **options)
             if isinstance(made, ModelCache | SharedPool):
                 self._numbers[made] = number = next(self._next)
@@ -191,7 +184,8 @@ class Leader:
     @contextmanager
     def _telling(self, do: str) -> Iterator[None]:
         """For a block in which ranks exchange something; once it fails nothing else can."""
-        self._busy, self.ranks.closed = True, ""
+        self._busy = True
+        self.ranks.close("")
         try:
             yield
         except Exception as error:
@@ -201,7 +195,8 @@ class Leader:
                 self._lost = f"{do} failed on rank {rank}, which leads the others: {error}"
             raise RankError(self._lost) from error
         finally:
-            self._busy, self.ranks.closed = False, self._lost or self._closed
+            self._busy = False
+            self.ranks.close(self._lost or self._closed)
 
     def _new_cache(self, *given: Any, **options: Any) -> ModelCache:
         return _LedCache(self._before["new_cache"](*given, **options), self)
@@ -212,7 +207,7 @@ class Leader:
                 try:
                     if not self._lost:
                         with self._telling("a beat"):
-                            self._messages.send(self._message(None, "beat"))
+                            send(self.ranks, self._message(None, "beat"))
                 except RankError:
                     return
                 finally:
@@ -231,8 +226,8 @@ class Leader:
             del vars(self._model)["split"]
             if not self._lost:
                 with self._telling("the end"):
-                    self._messages.send(self._message(None, "end"))
-                self.ranks.closed = ""
+                    send(self.ranks, self._message(None, "end"))
+                self.ranks.close("")
 
 
 class _LedCache(RanksCache):
@@ -289,7 +284,7 @@ class _LedPool(SharedPool):
         return self._leader.call(self, "shrink", super().shrink)
 
 
-def follow(model: Transformer, messages: Messages) -> None:
+def follow(model: Transformer, ranks: Ranks) -> None:
     """Makes the calls that the leader tells, until it says that it has ended.
 
     Raises:
@@ -298,9 +293,8 @@ def follow(model: Transformer, messages: Messages) -> None:
     """
     objects: dict[int, Any] = {0: model}
     numbers = count(1)
-    device = messages.ranks.device
     while True:
-        told = read(messages.receive(), objects, device)
+        told = read(receive(ranks), objects, ranks.device)
         for number in told["gone"]:
             del objects[number]
         if told["do"] == "end":

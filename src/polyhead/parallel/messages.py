@@ -15,8 +15,6 @@ import json
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -37,54 +35,36 @@ Named = Callable[[object], int | None]
 """The number of an object that both sides have; None: it is none."""
 
 
-@dataclass(eq=False)
-class Messages:
-    """A channel over which the first rank talks, and the others listen.
-
-    Args:
-        ranks: The processes.
-        timeout: Seconds that one of them waits for the others.
+def send(ranks: Ranks, message: bytes) -> None:
+    """Sends what ``written`` wrote from the first rank, which calls this, to the others.
 
     Raises:
-        RankError: A process is gone.
+        RankError: A rank is gone.
     """
+    whole = torch.frombuffer(bytearray(message.ljust(_PACKET, b"\0")), dtype=torch.uint8)
+    _broadcast(ranks, whole[:_PACKET])
+    if len(whole) > _PACKET:
+        _broadcast(ranks, whole[_PACKET:])
 
-    ranks: Ranks
-    timeout: float
 
-    def __post_init__(self) -> None:
-        with self.ranks.watched("a new group"):
-            self._group = dist.new_group(
-                list(self.ranks.numbers), timedelta(seconds=self.timeout), "gloo",
-                use_local_synchronization=True,
-            )  # fmt: skip
+def receive(ranks: Ranks) -> bytes:
+    """The next message; waits for it.
 
-    def send(self, message: bytes) -> None:
-        """Sends a message that ``written`` made."""
-        whole = torch.frombuffer(bytearray(message.ljust(_PACKET, b"\0")), dtype=torch.uint8)
-        self._broadcast(whole[:_PACKET])
-        if len(whole) > _PACKET:
-            self._broadcast(whole[_PACKET:])
+    Raises:
+        RankError: A rank is gone, or the timeout of the process group is over.
+    """
+    message = _broadcast(ranks, torch.empty(_PACKET, dtype=torch.uint8, device="cpu"))
+    left = _HEAD.size + sum(_HEAD.unpack_from(message)) - _PACKET
+    if left > 0:
+        message += _broadcast(ranks, torch.empty(left, dtype=torch.uint8, device="cpu"))
+    return message
 
-    def receive(self) -> bytes:
-        """The next message; waits for it."""
-        first = torch.empty(_PACKET, dtype=torch.uint8, device="cpu")
-        self._broadcast(first)
-        message = first.numpy().tobytes()
-        left = _HEAD.size + sum(_HEAD.unpack_from(message)) - _PACKET
-        if left > 0:
-            rest = torch.empty(left, dtype=torch.uint8, device="cpu")
-            self._broadcast(rest)
-            message += rest.numpy().tobytes()
-        return message
 
-    def _broadcast(self, packet: Tensor) -> None:
-        with self.ranks.watched(f"a message of rank {self.ranks.global_rank(0)}"):
-            dist.broadcast(packet, self.ranks.global_rank(0), group=self._group)
-
-    def close(self) -> None:
-        """Ends the channel on this rank."""
-        dist.destroy_process_group(self._group)
+def _broadcast(ranks: Ranks, packet: Tensor) -> bytes:
+    packet = packet.to(ranks.device)
+    with ranks.watched(f"a message of rank {ranks.global_rank(0)}"):
+        dist.broadcast(packet, ranks.global_rank(0), group=ranks.group)
+    return packet.cpu().numpy().tobytes()
 
 
 def written(message: Mapping[str, Any], number: Named) -> bytes:

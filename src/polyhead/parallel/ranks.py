@@ -47,6 +47,9 @@ _SAMPLE = 1 << 20
 _PROCESSES: dict[int, tuple[int, int]] = {}
 """Machine and process number of each rank that has agreed with this one."""
 
+_CLOSED: dict[dist.ProcessGroup, str] = {}
+"""Groups in which this process may exchange nothing now, as the others would not; and why."""
+
 _PATIENCE = 10
 """Tenths of a second until a process that ended its connection counts as ended."""
 
@@ -66,7 +69,6 @@ class Ranks:
         rank: This process's number among them.
         numbers: Their ranks in the whole job, as messages name them.
         device: Where collectives take their tensors.
-        closed: Why this process may exchange nothing now, as the others would not (``led``).
     """
 
     name: str
@@ -75,7 +77,6 @@ class Ranks:
     rank: int
     numbers: tuple[int, ...]
     device: torch.device
-    closed: str = ""
 
     @classmethod
     def of(cls, mesh: DeviceMesh, name: str) -> Ranks:
@@ -102,6 +103,18 @@ class Ranks:
     def global_rank(self, rank: int) -> int:
         """The rank in the whole job of a rank of this dimension."""
         return self.numbers[rank % self.size]
+
+    @property
+    def closed(self) -> str:
+        """Why this process may exchange nothing with the others now; "": it may."""
+        return _CLOSED.get(self.group, "")
+
+    def close(self, why: str) -> None:
+        """From now on exchanges raise RankError on this process; with "" no more."""
+        if why:
+            _CLOSED[self.group] = why
+        else:
+            _CLOSED.pop(self.group, None)
 
     def agree(
         self, what: str, facts: Sequence[int] = (), refused: Exception | None = None
