@@ -61,6 +61,13 @@ def test_a_server_that_cannot_be_is_refused_before_it_loads(run: Run, tiny: str)
     run("serve", tiny, POLYHEAD_KEY="short").refused(2, "a key must be at least 8")
     run("serve", tiny, "--timeout", "soon").refused(2, "--timeout must be a time")
     run("serve", tiny, tiny).refused(2, "two models are called 'tiny-llama'")
+    for options, words in (
+        ((tiny,), "several models on 2 processes (WORLD_SIZE) cannot be"),
+        (("--adapter", "law=x"), "--adapter on 2 processes"),
+        (("--show-heads",), "--show-heads on 2 processes"),
+        (("--device", "cuda"), "--device on 2 processes"),
+    ):
+        run("serve", tiny, *options, WORLD_SIZE="2").refused(2, words)
     run("route", "http://a:1", "b:2").refused(2, "a server must be http://HOST:PORT", "'b:2'")
 
 
