@@ -18,24 +18,22 @@ import threading
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 from socket import gethostname
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
 
 from polyhead.caches import ModelCache
-from polyhead.caches.protocol import Counts
-from polyhead.caches.shared_pool import Page, SharedPool
-from polyhead.kernels.batch_invariant import batch_invariant
+from polyhead.caches.shared_pool import SharedPool
 from polyhead.models import Transformer
 from polyhead.native.batch_invariant import is_enabled
 from polyhead.parallel.calls import DIMENSIONS
-from polyhead.parallel.messages import read, receive, send, written
-from polyhead.parallel.model_cache import RanksCache
+from polyhead.parallel.following import OF_MODEL, follow
+from polyhead.parallel.led_caches import LedCache, LedPool
+from polyhead.parallel.messages import send, written
 from polyhead.parallel.ranks import RankError, Ranks, unsupported
 from polyhead.parallel.regions import gathers_logits
 from polyhead.planning.memory import free_memory
@@ -45,14 +43,6 @@ BEAT = 5.0
 """Seconds after which an idle leader says that it is there."""
 
 _Made = TypeVar("_Made")
-_OF_MODEL = "hidden_states", "logits", "new_cache"
-_OF_CACHES = "rollback", "crop", "reorder", "reset", "fork"
-_OF_POOLS = "row", "join", "keep", "release", "shrink"
-_CALLS: dict[str, Callable[..., Any]] = {"pool": SharedPool} | {
-    name: lambda of, *given, _name=name, **options: getattr(of, _name)(*given, **options)
-    for name in (*_OF_MODEL, *_OF_CACHES, *_OF_POOLS)
-}
-"""What ranks may be told to do."""
 
 
 @contextmanager
@@ -134,11 +124,11 @@ class Leader:
         self._lock, self._busy, self._lost = threading.RLock(), False, ""
         self._numbers = weakref.WeakKeyDictionary[Any, int]({model: 0})
         self._next, self._gone = count(1), list[int]()
-        self._before = {name: getattr(model, name) for name in _OF_MODEL}
+        self._before = {name: getattr(model, name) for name in OF_MODEL}
         for name, method in self._before.items():
             run = self._new_cache if name == "new_cache" else method
             vars(model)[name] = partial(self.call, model, name, run)
-        pool = partial(_LedPool, leader=self)
+        pool = partial(LedPool, leader=self)
         vars(model)["split"] = Split(ranks.size, free, pool, self.lost)
         self._closed = (
             f"ranks of {ranks.name!r} exchange nothing but in calls that rank "
@@ -188,18 +178,20 @@ class Leader:
         self.ranks.close("")
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             self._lost = str(error)
             if not isinstance(error, RankError):
-                rank = self.ranks.global_rank(0)
-                self._lost = f"{do} failed on rank {rank}, which leads the others: {error}"
+                what, rank = f"{type(error).__name__}: {error}", self.ranks.global_rank(0)
+                self._lost = f"{do} failed on rank {rank}, which leads the others: {what}"
+            if not isinstance(error, Exception):
+                raise
             raise RankError(self._lost) from error
         finally:
             self._busy = False
             self.ranks.close(self._lost or self._closed)
 
     def _new_cache(self, *given: Any, **options: Any) -> ModelCache:
-        return _LedCache(self._before["new_cache"](*given, **options), self)
+        return LedCache(self._before["new_cache"](*given, **options), self)
 
     def _beats(self) -> None:
         while not self._ended.wait(BEAT):
@@ -228,81 +220,3 @@ class Leader:
                 with self._telling("the end"):
                     send(self.ranks, self._message(None, "end"))
                 self.ranks.close("")
-
-
-class _LedCache(RanksCache):
-    """A cache whose changes the other ranks are told."""
-
-    def __init__(self, cache: ModelCache, leader: Leader) -> None:
-        super().__init__(cache.layers, cache.cross, cache.owner, [leader.ranks])
-        self._leader = leader
-
-    def rollback(self, count: Counts) -> None:
-        self._leader.call(self, "rollback", super().rollback, count)
-
-    def crop(self, length: Counts) -> None:
-        self._leader.call(self, "crop", super().crop, length)
-
-    def reorder(
-        self, rows: Sequence[int] | Tensor, context_rows: Sequence[int] | None = None
-    ) -> None:
-        self._leader.call(self, "reorder", super().reorder, rows, context_rows)
-
-    def reset(self) -> None:
-        self._leader.call(self, "reset", super().reset)
-
-    def fork(self) -> Self:
-        made: Self = self._leader.call(self, "fork", super().fork)
-        return made
-
-
-class _LedPool(SharedPool):
-    """A pool whose changes the other ranks are told; they have the same pages of their own."""
-
-    def __init__(self, cache: ModelCache, pages: int | None = None, *, leader: Leader) -> None:
-        self._leader = leader
-
-        def made(pages: int | None) -> SharedPool:
-            SharedPool.__init__(self, cache, pages)
-            return self
-
-        leader.call(cache, "pool", made, pages)
-
-    def row(self, prefix: Sequence[Page] = ()) -> ModelCache:
-        return self._leader.call(self, "row", super().row, prefix)
-
-    def join(self, cache: ModelCache, other: ModelCache) -> None:
-        self._leader.call(self, "join", super().join, cache, other)
-
-    def keep(self, page: Page) -> None:
-        self._leader.call(self, "keep", super().keep, page)
-
-    def release(self, page: Page) -> None:
-        self._leader.call(self, "release", super().release, page)
-
-    def shrink(self) -> int:
-        return self._leader.call(self, "shrink", super().shrink)
-
-
-def follow(model: Transformer, ranks: Ranks) -> None:
-    """Makes the calls that the leader tells, until it says that it has ended.
-
-    Raises:
-        RankError: The leader is gone.
-        Exception: A call that this rank fails in; the others then find it gone.
-    """
-    objects: dict[int, Any] = {0: model}
-    numbers = count(1)
-    while True:
-        told = read(receive(ranks), objects, ranks.device)
-        for number in told["gone"]:
-            del objects[number]
-        if told["do"] == "end":
-            return
-        if told["do"] == "beat":
-            continue
-        with batch_invariant() if told["exact"] else nullcontext(), torch.inference_mode():
-            made = _CALLS[told["do"]](told["of"], *told["given"], **told["options"])
-        if isinstance(made, ModelCache | SharedPool):
-            objects[next(numbers)] = made
-        del told, made
