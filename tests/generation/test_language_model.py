@@ -10,8 +10,8 @@ import torch
 from tiny import CONTEXT, VOCABULARY, byte_tokenizer, decoder, encoder
 
 from polyhead.caches import H2O, SnapKV, StreamingLLM
-from polyhead.errors import ConfigError, ContextLengthError, InputError
-from polyhead.generation import LanguageModel
+from polyhead.errors import ConfigError, ContextLengthError, InputError, UnsupportedError
+from polyhead.generation import Generation, LanguageModel
 
 PROMPT = "The animal didn't"
 
@@ -297,3 +297,67 @@ def test_streams_go_on_beyond_the_context(model: LanguageModel) -> None:
     assert len(model.generate("Hello", cache={"evicting": H2O(9)}, **far).ids) < context
     unbound = {"max_new_tokens": None, "min_new_tokens": context}
     assert len(model.generate("Hello", cache=endless, **unbound).ids) < context
+
+
+def _assert_told(model: LanguageModel, prompt: str, done: Generation, count: int) -> None:
+    """One for each token: those of the logits of the whole text, in float64."""
+    start = model.tokenizer.encode(prompt)
+    with torch.no_grad():
+        logits = model(torch.tensor([[*start, *done.ids]]))[0, len(start) - 1 : -1]
+    wanted = logits.double() - logits.double().exp().sum(dim=-1, keepdim=True).log()
+    assert done.logprobs is not None
+    for token, told, row in zip(done.ids, done.logprobs, wanted, strict=True):
+        assert told.token == token
+        assert told.logprob == pytest.approx(float(row[token]), abs=1e-4)
+        best, tokens = row.sort(descending=True)
+        assert [each for each, _ in told.top] == tokens[:count].tolist()
+        assert [value for _, value in told.top] == pytest.approx(best[:count].tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.5, "seed": 3, "repetition_penalty": 1.3},
+        {"temperature": 1.5, "seed": 3, "num_return_sequences": 2},
+    ],
+    ids=["greedy", "drawn", "two drawn"],
+)
+def test_log_probabilities_are_those_of_the_logits_before_rules(
+    model: LanguageModel, options: dict[str, Any]
+) -> None:
+    prompts, options = [PROMPT, "Yes", "one of"], {"max_new_tokens": 7, **options}
+    stop = model.generate("Yes", **options).text[4:6]  # one row ends before the others
+    for prompt, done in zip(
+        prompts, model.generate(prompts, stop=stop, logprobs=3, **options), strict=True
+    ):
+        for each in (done, *done.others):
+            _assert_told(model, prompt, each, 3)
+    assert len(model.generate("Yes", stop=stop, logprobs=0, **options).ids) < 7
+    for count in (0, 2):
+        done = model.generate(PROMPT, logprobs=count, **options)
+        assert done.ids == model.generate(PROMPT, **options).ids
+        _assert_told(model, PROMPT, done, count)
+    assert model.generate(PROMPT, **options).logprobs is None
+
+
+def test_a_stream_tells_the_log_probabilities_so_far(model: LanguageModel) -> None:
+    stream = model.stream(PROMPT, max_new_tokens=9, logprobs=1)
+    for _ in stream:
+        assert stream.logprobs is not None
+        assert [each.token for each in stream.logprobs] == stream.ids
+    done = model.generate(PROMPT, max_new_tokens=9, logprobs=1)
+    assert done.logprobs == tuple(stream.logprobs or ())
+    assert model.stream(PROMPT).logprobs is None
+
+
+def test_log_probabilities_that_cannot_be_told_are_refused(model: LanguageModel) -> None:
+    for wrong in (-1, VOCABULARY + 1, 1.5):
+        with pytest.raises(ValueError, match="logprobs must be"):
+            model.generate(PROMPT, logprobs=wrong)  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match=r"logprobs .* drawn one by one.* got num_beams=3"):
+        model.generate(PROMPT, logprobs=1, num_beams=3)
+    for prompts in (PROMPT, ["a", "b"]):
+        with pytest.raises(UnsupportedError, match="log-probabilities are told"):
+            model.generate(prompts, logprobs=1, graph=True)
+    assert model.generate(PROMPT, logprobs=1).stats.no_graph is not None

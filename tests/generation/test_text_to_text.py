@@ -183,6 +183,27 @@ def test_a_stream_writes_the_text_of_generate(pair_of):
         model.stream("a", num_beams=2)
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.5, "seed": 3}], ids=["greedy", "drawn"])
+def test_log_probabilities_are_those_of_the_logits(pair_of, options):
+    _, model = pair_of("bart")
+    for text, found in zip(
+        TEXTS, model.generate(TEXTS, max_new_tokens=7, logprobs=2, **options), strict=True
+    ):
+        source, start = model.both_ids(text)
+        with torch.no_grad():
+            logits = model(torch.tensor([source]), torch.tensor([[*start, *found.ids]]))
+        wanted = logits[0, len(start) - 1 : -1].double().log_softmax(dim=-1)
+        for token, told, row in zip(found.ids, found.logprobs, wanted, strict=True):
+            assert (told.token, told.logprob) == (token, pytest.approx(float(row[token]), abs=1e-4))
+            assert [each for each, _ in told.top] == row.topk(2).indices.tolist()
+    stream = model.stream(TEXTS[0], max_new_tokens=7, logprobs=0)
+    assert [each.token for each in stream.logprobs] == [*stream.ids] == []
+    assert "".join(stream) == model.generate(TEXTS[0], max_new_tokens=7).text
+    assert [each.token for each in stream.logprobs] == stream.ids
+    with pytest.raises(ValueError, match=r"logprobs .* got num_beams=2"):
+        model.generate(TEXTS, num_beams=2, logprobs=0)
+
+
 def test_load_says_which_kind_it_found_where_another_is_expected(pair_of, tmp_path):
     make_pair("llama", tmp_path)
     assert isinstance(ph.load(tmp_path, expect=ph.LanguageModel), ph.LanguageModel)

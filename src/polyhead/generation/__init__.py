@@ -1,6 +1,7 @@
 """Text in, text out: search, sampling, streaming, translation, and embeddings of texts."""
 
 from polyhead.generation.decoding.batch import Generation
+from polyhead.generation.decoding.logprobs import TokenLogprobs
 from polyhead.generation.decoding.options import GenerationOptions
 from polyhead.generation.decoding.sampling import Sampler, Sampling
 from polyhead.generation.decoding.stream import GenerationStats, TextStream
@@ -12,7 +13,7 @@ from polyhead.generation.pipelines.ranking import Ranked
 from polyhead.generation.pipelines.speech_to_text import SpeechToText
 from polyhead.generation.pipelines.tasks import Filled, Label, Span
 from polyhead.generation.pipelines.text_encoder import TextEncoder
-from polyhead.generation.pipelines.text_sampler import Piece, TextSampler, TokenLogprobs
+from polyhead.generation.pipelines.text_sampler import Piece, TextSampler
 from polyhead.generation.pipelines.text_to_text import TextToText
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from polyhead.caches.eviction import Evicting
 from polyhead.errors import UnsupportedError
 from polyhead.generation.decoding import graphs
 from polyhead.generation.decoding.captured_steps import replayer, tokens_of
+from polyhead.generation.decoding.logprobs import LogprobRecord, TokenLogprobs
 from polyhead.generation.decoding.options import GenerationOptions, room
 from polyhead.generation.decoding.rules import rules_of
 from polyhead.generation.decoding.sampling import Sampler
@@ -45,6 +46,7 @@ class Generation:
         stats: sizes and speeds; of a batch, those of the whole batch but for the tokens.
         score: score of beam search: sum of log-probabilities / length to the ``length_penalty``.
         others: the other texts of the same prompt, with ``num_return_sequences``, best first.
+        logprobs: one for each of ``ids``, if they were asked for.
     """
 
     text: str
@@ -52,6 +54,7 @@ class Generation:
     stats: GenerationStats
     score: float | None = None
     others: tuple[Generation, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 def continued(
@@ -64,6 +67,7 @@ def continued(
     cache: Mapping[str, Any],
     sources: Sources | None = None,
     graph: bool | None = None,
+    logprobs: int | None = None,
 ) -> list[Generation]:
     """A generation for every prompt.
 
@@ -76,14 +80,14 @@ def continued(
         stops: Texts that end a text.
         cache: Arguments of ``new_cache``.
         sources: What the encoder of an encoder-decoder reads for each.
-        graph: As in ``LanguageModel.stream``.
+        graph, logprobs: As in ``LanguageModel.stream``.
 
     Raises:
         UnsupportedError: ``graph=True`` where steps cannot be replayed.
-        ValueError: More beams than tokens to begin them with, or a rule about the tokens of a
-            source that has none.
+        ValueError: More beams than tokens to begin them with, a rule about the tokens of a
+            source that has none, or ``logprobs`` of beams.
     """
-    check_search(options, model.config.num_logits, sources)
+    check_search(options, model.config.num_logits, sources, logprobs)
     options = options.seeded()
     evicting = cache.get("evicting") if isinstance(cache, Mapping) else None
     context = model.config.max_positions
@@ -92,7 +96,9 @@ def continued(
     training = model.training
     model.eval()
     try:
-        why = _why_no_graph(model, prompts, options, stop_ids, cache, rooms, graph, sources)
+        why: str | None = graphs.LOGPROBS
+        if logprobs is None:
+            why = _why_no_graph(model, prompts, options, stop_ids, cache, rooms, graph, sources)
         if graph and why is not None:
             raise UnsupportedError(f"graph=True cannot be: {why}")
         if why is None:
@@ -110,11 +116,12 @@ def continued(
             if options.num_beams > 1:
                 found = _beams(steps, prompts, options, stop_ids, limits, read)
             else:
+                rows = len(prompts) * options.num_return_sequences
                 watched = [
-                    _Watch(tokenizer, stop_ids, stops) if stops else None
-                    for _ in range(len(prompts) * options.num_return_sequences)
+                    _Watch(tokenizer, stop_ids, stops) if stops else None for _ in range(rows)
                 ]
-                found = _drawn(steps, prompts, options, stop_ids, limits, read, watched)
+                record = None if logprobs is None else LogprobRecord(logprobs, rows)
+                found = _drawn(steps, prompts, options, stop_ids, limits, read, watched, record)
         seconds = perf_counter() - started
     finally:
         model.train(training)
@@ -131,9 +138,9 @@ def continued(
             stats = GenerationStats(
                 len(prompt), len(each.ids), 0.0, seconds, *sizes, reason, options.seed, length, why
             )
-            finished.append(Generation(text, each.ids, stats, each.score))
+            finished.append(Generation(text, each.ids, stats, each.score, (), each.logprobs))
         best, *others = finished
-        made.append(Generation(best.text, best.ids, best.stats, best.score, tuple(others)))
+        made.append(replace(best, others=tuple(others)))
     return made
 
 
@@ -198,17 +205,19 @@ def _drawn(
     rooms: Sequence[int],
     sources: Sequence[Sequence[int]],
     watched: Sequence[_Watch | None],
+    record: LogprobRecord | None,
 ) -> list[list[Hypothesis]]:
     samples = options.num_return_sequences
     rules = rules_of(options, sorted(stop_ids), max(rooms))
     ids: list[list[int]] = [[] for _ in range(len(prompts) * samples)]
     ended = set[int]()
-    for row, token in draw(steps, prompts, options, rules, stop_ids, rooms, sources, ended):
+    drawn = draw(steps, prompts, options, rules, stop_ids, rooms, sources, ended, record)
+    for row, token in drawn:
         ids[row].append(token)
         watch = watched[row]
         if watch is not None and watch.ends(token):
             ended.add(row)
-    return _by_sentence(ids, samples)
+    return _by_sentence(ids, samples, record)
 
 
 def _repeated(
@@ -230,8 +239,13 @@ def _repeated(
     return _by_sentence(ids, samples), running.why
 
 
-def _by_sentence(ids: Sequence[Sequence[int]], samples: int) -> list[list[Hypothesis]]:
+def _by_sentence(
+    ids: Sequence[Sequence[int]], samples: int, record: LogprobRecord | None = None
+) -> list[list[Hypothesis]]:
     made = [Hypothesis(tuple(row)) for row in ids]
+    if record is not None:
+        told = zip(made, record.rows, strict=True)
+        made = [replace(each, logprobs=tuple(row)) for each, row in told]
     return [made[i : i + samples] for i in range(0, len(made), samples)]
 
 

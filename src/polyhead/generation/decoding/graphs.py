@@ -131,6 +131,9 @@ MAKERS: dict[str, Maker] = {"cuda": CudaGraph}
 """By type of device."""
 
 
+LOGPROBS = "log-probabilities are told of each token"
+"""Why the steps of a text are not replayed where ``logprobs`` are asked for."""
+
 _LONG = 8192
 """Tokens of a text beyond which a layer with a window keeps no more than the window by default."""
 

@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from polyhead.generation.decoding.logprobs import LogprobRecord, TokenLogprobs
 from polyhead.generation.decoding.options import GenerationOptions
 from polyhead.generation.decoding.rules import Rows, Rule
 from polyhead.generation.decoding.sampling import NO_TOKEN, Sampler, drawn_each
@@ -49,10 +50,12 @@ class Hypothesis:
     Attributes:
         ids: Its new tokens, a stop token included.
         score: Score of beam search; None where tokens are drawn one by one.
+        logprobs: One for each token, where they were asked for.
     """
 
     ids: tuple[int, ...]
     score: float | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass
@@ -217,6 +220,7 @@ def draw(
     most: Sequence[int],
     sources: Sequence[Sequence[int]] = (),
     ended: Container[int] = (),
+    record: LogprobRecord | None = None,
 ) -> Iterator[tuple[int, int]]:
     """One token after the other: ``(row, token)`` as they come, a stop token included.
 
@@ -232,6 +236,7 @@ def draw(
         most: New tokens at most, for each sentence.
         sources: Ids that an encoder reads; empty: the prompts.
         ended: Rows that whoever reads the tokens wants no more of.
+        record: Notes the log-probability of each token before it is given.
     """
     R, sources = options.num_return_sequences, sources or prompts
     rows = [row for row in range(len(prompts) * R) if most[row // R] > 0]
@@ -260,6 +265,8 @@ def draw(
         new += 1
         left = []
         tokens = drawn_each([samplers[row] for row in rows], scores)
+        if record is not None:
+            record.add(rows, logits, tokens)
         for n, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             ids[row].append(token)
             yield row, token

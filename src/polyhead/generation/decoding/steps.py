@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
+from polyhead._utils.checks import check_int
 from polyhead.semantics import KeyLengths
 
 if TYPE_CHECKING:
@@ -124,8 +125,20 @@ def source_lengths(sources: Sources | None, count: int) -> list[int]:
     return [len(source) for source in sources]
 
 
-def check_search(options: GenerationOptions, vocab_size: int, sources: Sources | None) -> None:
-    """Raises ValueError where a search cannot do what ``options`` ask for."""
+def check_search(
+    options: GenerationOptions,
+    vocab_size: int,
+    sources: Sources | None,
+    logprobs: int | None = None,
+) -> None:
+    """Raises ValueError where a search cannot do what ``options`` and ``logprobs`` ask for."""
+    if logprobs is not None:
+        check_int("logprobs", logprobs, least=0, most=vocab_size, error=ValueError)
+        if options.num_beams > 1:
+            raise ValueError(
+                "logprobs are told of tokens drawn one by one, and of a text of beam search its "
+                f"score: got num_beams={options.num_beams}"
+            )
     if options.num_beams > vocab_size:
         raise ValueError(
             f"num_beams must be at most {vocab_size:,}, the tokens of the vocabulary: got "

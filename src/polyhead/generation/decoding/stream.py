@@ -18,6 +18,7 @@ from polyhead._utils.checks import check_bool
 from polyhead.errors import SharedCacheError, UnsupportedError
 from polyhead.generation.decoding import graphs
 from polyhead.generation.decoding.captured_steps import StepReplayer, replayer, tokens_of
+from polyhead.generation.decoding.logprobs import LogprobRecord, TokenLogprobs
 from polyhead.generation.decoding.options import GenerationOptions, room
 from polyhead.generation.decoding.rules import rules_of
 from polyhead.generation.decoding.sampling import Sampler
@@ -87,6 +88,7 @@ class TextStream(Iterator[str]):
 
     Attributes:
         ids: the new tokens so far.
+        logprobs: one for each of them, if they were asked for.
     """
 
     def __init__(
@@ -100,11 +102,13 @@ class TextStream(Iterator[str]):
         sources: Sources | None = None,
         cache: ModelCache | None = None,
         graph: bool | None = None,
+        logprobs: int | None = None,
     ) -> None:
-        check_search(options, model.config.num_logits, sources)
+        check_search(options, model.config.num_logits, sources, logprobs)
         if graph is not None:
             check_bool("graph", graph, error=ValueError)
         self.ids: list[int] = []
+        self._record = None if logprobs is None else LogprobRecord(logprobs, 1)
         self._model, self._prompt = model, list(prompt)
         endless = cache is not None and cache.endless
         self._room, self._ends_by = room(
@@ -137,6 +141,10 @@ class TextStream(Iterator[str]):
                     "this stream is in use by another thread: give every thread a stream of its own"
                 ) from error
             raise
+
+    @property
+    def logprobs(self) -> list[TokenLogprobs] | None:
+        return None if self._record is None else self._record.rows[0]
 
     def close(self) -> None:
         """Ends the stream early and frees its cache."""
@@ -226,6 +234,7 @@ class TextStream(Iterator[str]):
             self._stop_ids,
             [self._room],
             () if self._sources is None or isinstance(self._sources, Tensor) else self._sources,
+            record=self._record,
         )
         return (token for _, token in drawn)
 
@@ -243,6 +252,8 @@ class TextStream(Iterator[str]):
         return steps_of(self._model, [prompt], self._cache, self._sources)
 
     def _why_no_graph(self) -> str | None:
+        if self._record is not None:
+            return graphs.LOGPROBS
         return graphs.why_not(
             self._model,
             self._cache,

@@ -70,6 +70,7 @@ class EncoderDecoder(GenerativeModel):
         options: GenerationOptions,
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
     ) -> list[Generation]:
         """A generation for each source.
 
@@ -79,6 +80,7 @@ class EncoderDecoder(GenerativeModel):
             options: what is asked for.
             stop: texts end before this text, or before the first of several.
             cache: arguments of ``new_cache``.
+            logprobs: as in ``LanguageModel.generate``.
         """
         return continued(
             self.transformer,
@@ -89,6 +91,7 @@ class EncoderDecoder(GenerativeModel):
             StopTexts(stop).stops,
             cache or {},
             sources,
+            logprobs=logprobs,
         )
 
     def _streamed(
@@ -97,6 +100,7 @@ class EncoderDecoder(GenerativeModel):
         prompt: Sequence[int],
         options: GenerationOptions,
         stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
     ) -> TextStream:
         """One text, piece by piece; ``source`` holds one source.
 
@@ -112,4 +116,5 @@ class EncoderDecoder(GenerativeModel):
             frozenset(options.eos_token_ids) or self.stop_ids,
             StopTexts(stop),
             source,
+            logprobs=logprobs,
         )

@@ -38,6 +38,7 @@ class LanguageModel(GenerativeModel):
         chat: bool = False,
         stop: str | Sequence[str] | None = None,
         graph: bool | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> TextStream:
         """Continues a text, piece by piece.
@@ -55,18 +56,20 @@ class LanguageModel(GenerativeModel):
             stop: end before this text, or before the first of several.
             graph: replay decoding steps from a CUDA graph; True: refuse where that cannot be;
                 None: where it can (``stats.no_graph`` says why not).
+            logprobs: also give the log-probability of each token, and those of so many likeliest
+                tokens in its place; default: none.
             options: fields of ``GenerationOptions``: ``max_new_tokens`` (default 128),
                 ``temperature``, ``top_k``, ``top_p``, ``seed``, ``repetition_penalty`` and others.
 
         Returns:
-            An iterator of text with ``stats`` and ``ids``.
+            An iterator of text with ``stats``, ``ids`` and ``logprobs``.
 
         Raises:
             InputError: an empty prompt.
             ContextLengthError: the prompt is longer than the model's context.
             ValueError: a value out of range, by name; or beams, whose texts all end at once.
             TypeError: an option that there is not.
-            UnsupportedError: ``graph=True`` where steps cannot be replayed.
+            UnsupportedError: ``graph=True`` where steps cannot be replayed, or with ``logprobs``.
         """
         wanted = self._wanted(options)
         wanted.check_stream()
@@ -78,6 +81,7 @@ class LanguageModel(GenerativeModel):
             self.stop_ids(wanted),
             StopTexts(stop),
             graph=graph,
+            logprobs=logprobs,
         )
 
     @overload
@@ -89,6 +93,7 @@ class LanguageModel(GenerativeModel):
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
         graph: bool | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Generation: ...
     @overload
@@ -100,6 +105,7 @@ class LanguageModel(GenerativeModel):
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
         graph: bool | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> list[Generation]: ...
     def generate(
@@ -110,6 +116,7 @@ class LanguageModel(GenerativeModel):
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
         graph: bool | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Generation | list[Generation]:
         """Continues a text, or several in one batch, and returns the finished result.
@@ -125,6 +132,7 @@ class LanguageModel(GenerativeModel):
             cache: arguments of ``new_cache``, such as ``{"kind": "paged"}``.
             graph: as in ``stream``; steps of several texts are replayed where their prompts have
                 as many tokens, and those of beams or with ``cache`` are not.
+            logprobs: as in ``stream``; not those of beams.
             options: as in ``stream``, and ``num_beams``, ``num_return_sequences``,
                 ``length_penalty``, ``early_stopping`` (see ``GenerationOptions``).
 
@@ -137,9 +145,13 @@ class LanguageModel(GenerativeModel):
         many = isinstance(prompts, list) and all(isinstance(x, str | Tensor) for x in prompts)
         one = None if many else cast(Prompt, prompts)
         if one is not None and wanted.num_beams == wanted.num_return_sequences == 1 and not cache:
-            stream = self.stream(one, chat=chat, stop=stop, graph=graph, **options)
-            text = "".join(stream)
-            return Generation(text, tuple(stream.ids), stream.stats)
+            stream = self.stream(
+                one, chat=chat, stop=stop, graph=graph, logprobs=logprobs, **options
+            )
+            text, told = "".join(stream), stream.logprobs
+            return Generation(
+                text, tuple(stream.ids), stream.stats, logprobs=None if told is None else (*told,)
+            )
         if graph is not None:
             check_bool("graph", graph, error=ValueError)
         texts = cast(list[Prompt], prompts) if one is None else [one]
@@ -154,6 +166,7 @@ class LanguageModel(GenerativeModel):
             StopTexts(stop).stops,
             cache or {},
             graph=graph,
+            logprobs=logprobs,
         )
         return found if one is None else found[0]
 

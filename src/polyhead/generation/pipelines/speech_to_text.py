@@ -62,6 +62,7 @@ class SpeechToText(EncoderDecoder):
         prompt_ids: Sequence[int] | None = None,
         batch_size: int = 8,
         word_timestamps: bool = False,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Transcript:
         """Transcribes a recording of any length. A recording longer than the model's window (30 s)
@@ -76,6 +77,7 @@ class SpeechToText(EncoderDecoder):
             batch_size: parts that run at a time.
             word_timestamps: find when each word is spoken, from the heads of the cross-attention
                 that follow the sound; ``Segment.words`` holds them.
+            logprobs: as in ``generate``; ``Segment.generation`` has them.
             options: fields of ``GenerationOptions``, such as ``num_beams``.
 
         Raises:
@@ -92,7 +94,7 @@ class SpeechToText(EncoderDecoder):
             part = spans[first : first + batch_size]
             batch = torch.stack([self.features(samples[start:end]) for start, end in part])
             prompts = self._prompts(batch, wanted, language, task, prompt_ids)
-            made = self._generated(batch, prompts, wanted)
+            made = self._generated(batch, prompts, wanted, logprobs=logprobs)
             segments += [
                 Segment(each.text.strip(), start / RATE, end / RATE, each, tuple(prompt))
                 for each, prompt, (start, end) in zip(made, prompts, part, strict=True)
@@ -155,6 +157,7 @@ class SpeechToText(EncoderDecoder):
         task: str = "transcribe",
         prompt_ids: Sequence[int] | None = None,
         stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> TextStream:
         """The text of one recording, piece by piece.
@@ -163,6 +166,7 @@ class SpeechToText(EncoderDecoder):
             features: ``[mels, frames]``, or ``[1, mels, frames]``.
             language, task, prompt_ids: as in ``generate``.
             stop: end before this text, or before the first of several.
+            logprobs: as in ``generate``.
             options: fields of ``GenerationOptions``.
 
         Raises:
@@ -173,7 +177,7 @@ class SpeechToText(EncoderDecoder):
             raise InputError(f"a stream reads one recording: got {len(batch)}; use generate")
         wanted = self.options.with_(**options)
         (prompt,) = self._prompts(batch, wanted, language, task, prompt_ids)
-        return self._streamed(batch, prompt, wanted, stop)
+        return self._streamed(batch, prompt, wanted, stop, logprobs)
 
     def generate(
         self,
@@ -184,6 +188,7 @@ class SpeechToText(EncoderDecoder):
         prompt_ids: Sequence[int] | None = None,
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Generation | list[Generation]:
         """The text of a recording, or of each of several.
@@ -197,6 +202,8 @@ class SpeechToText(EncoderDecoder):
                 ``task`` mean.
             stop: texts end before this text, or before the first of several.
             cache: arguments of ``new_cache``.
+            logprobs: also give the log-probability of each token, and those of so many likeliest
+                tokens in its place; default: none; not those of beams.
             options: fields of ``GenerationOptions``.
 
         Returns:
@@ -208,7 +215,7 @@ class SpeechToText(EncoderDecoder):
         batch = self._batch(features)
         wanted = self.options.with_(**options)
         prompts = self._prompts(batch, wanted, language, task, prompt_ids)
-        found = self._generated(batch, prompts, wanted, stop, cache)
+        found = self._generated(batch, prompts, wanted, stop, cache, logprobs)
         one = isinstance(features, Tensor) and features.ndim == 2
         return found[0] if one else found
 

@@ -9,28 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from polyhead._utils.checks import check_int
+from polyhead.generation.decoding.logprobs import TokenLogprobs, logprobs_of
 from polyhead.generation.decoding.options import room
 from polyhead.generation.decoding.rules import Rows, Rule, rules_of
 from polyhead.generation.decoding.sampling import Sampler
 from polyhead.generation.decoding.steps import check_search
 from polyhead.generation.decoding.stops import StopTexts
 from polyhead.generation.pipelines.language_model import LanguageModel
-
-
-@dataclass(frozen=True)
-class TokenLogprobs:
-    """A token that was written.
-
-    Attributes:
-        token: Its id.
-        logprob: Its log-probability by the model's logits, before rules and temperature.
-        top: The likeliest tokens in its place with theirs, the best first.
-    """
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,10 +85,7 @@ class TextSampler:
     ) -> None:
         wanted = model.options.with_(**options)
         wanted.check_stream()
-        check_search(wanted, model.config.num_logits, None)
-        if logprobs is not None:
-            most = model.config.num_logits
-            check_int("logprobs", logprobs, least=0, most=most, error=ValueError)
+        check_search(wanted, model.config.num_logits, None, logprobs)
         self._stops = StopTexts(stop)
         self.prompt, self.ids, self.text = model.prompt_ids(prompt), list[int](), ""
         self.limit, _ = room(wanted, len(self.prompt), model.config.max_positions)
@@ -143,9 +125,10 @@ class TextSampler:
                 scores = rule(rows, scores)
         token = self._sampler(scores)
         self.ids.append(token)
-        told = None if self.logprobs is None else (self._told(logits[0], token),)
+        told = None
         if self.logprobs is not None:
-            self.logprobs += told or ()
+            told = (*logprobs_of(logits, [token], self._likeliest),)
+            self.logprobs += told
         if token in self._stop_ids:
             self.finish_reason, text = "stop", self._rest()
         else:
@@ -160,9 +143,3 @@ class TextSampler:
     def _rest(self) -> str:
         """What was held back."""
         return self._stops.feed(self._decoder.flush()) + self._stops.flush()
-
-    def _told(self, logits: Tensor, token: int) -> TokenLogprobs:
-        logprobs = logits.float().log_softmax(dim=-1)
-        best = logprobs.topk(self._likeliest)
-        pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-        return TokenLogprobs(token, float(logprobs[token]), tuple(pairs))

@@ -66,12 +66,13 @@ class TextToText(EncoderDecoder):
         target_language: str | None = None,
         prefix: str | None = None,
         stop: str | Sequence[str] | None = None,
+        logprobs: int | None = None,
         **options: Any,
     ) -> TextStream:
         """Streams the output for a text, piece by piece; takes the arguments of ``generate``.
 
         Returns:
-            An iterator of text with ``stats`` and ``ids``.
+            An iterator of text with ``stats``, ``ids`` and ``logprobs``.
 
         Raises:
             ValueError: beams, whose texts all end at once; and what ``generate`` raises.
@@ -85,7 +86,7 @@ class TextToText(EncoderDecoder):
             target_language=target_language,
             prefix=prefix,
         )
-        return self._streamed([source], self.start_ids(wanted), wanted, stop)
+        return self._streamed([source], self.start_ids(wanted), wanted, stop, logprobs)
 
     @overload
     def generate(self, texts: str, **arguments: Any) -> Generation: ...
@@ -102,6 +103,7 @@ class TextToText(EncoderDecoder):
         stop: str | Sequence[str] | None = None,
         cache: Mapping[str, Any] | None = None,
         batch_size: int = 32,
+        logprobs: int | None = None,
         **options: Any,
     ) -> Generation | list[Generation]:
         """Generates the output for a text, or for each of several.
@@ -118,6 +120,8 @@ class TextToText(EncoderDecoder):
             stop: texts end before this text, or before the first of several.
             cache: arguments of ``new_cache``, such as ``{"kind": "paged"}``.
             batch_size: texts that run at a time; those of similar length run together.
+            logprobs: also give the log-probability of each token, and those of so many likeliest
+                tokens in its place; default: none; not those of beams.
             options: fields of ``GenerationOptions``: ``num_beams``, ``max_new_tokens``,
                 ``length_penalty`` and others; default ``model.options``.
 
@@ -153,7 +157,7 @@ class TextToText(EncoderDecoder):
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             read = [sources[n] for n in batch]
-            made = self._generated(read, [prompt] * len(batch), wanted, stop, cache)
+            made = self._generated(read, [prompt] * len(batch), wanted, stop, cache, logprobs)
             found |= zip(batch, made, strict=True)
         return found[0] if isinstance(texts, str) else [found[n] for n in range(len(sources))]
 
