@@ -181,7 +181,7 @@ def test_the_rest_of_a_prompt_is_read_beside_rows_that_decode(
             sizes.append(options.get("counts") or [*ids.shape]) or call(ids, **options)
         ),
     )
-    engine = Engine(model, max_tokens=800, prompt_chunk=80)
+    engine = Engine(model, max_tokens=800, prompt_chunk=80, prompt_seconds=None)
     first = {"prompt": "ab", "max_new_tokens": 30, "logprobs": 1, "temperature": 1.0, "seed": 1}
     other = {**first, "prompt": "x" * 63, "seed": 2}
     longer = {**first, "prompt": "y" * 120, "seed": 3}

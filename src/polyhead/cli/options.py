@@ -76,6 +76,12 @@ MaxTokens = Annotated[
     typer.Option(min=1, help="Tokens that the cache of each decoder holds; default: what fits."),
 ]
 MaxRows = Annotated[int, typer.Option(min=1, help="Requests that are computed at a time.")]
+PromptSeconds = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Seconds that a round reads prompts at most while others write; 0: no limit."
+    ),
+]
 LookupTokens = Annotated[
     int,
     typer.Option(

@@ -51,6 +51,7 @@ def serve(
     max_queue: Annotated[
         int, typer.Option(min=1, help="Requests that wait; further ones get 429.")
     ] = 256,
+    prompt_seconds: options.PromptSeconds = 1.0,
     lookup_tokens: options.LookupTokens = 0,
     draft: options.Draft = None,
     draft_tokens: options.DraftTokens = 4,
@@ -112,6 +113,7 @@ def serve(
                 "max_tokens": max_tokens,
                 "max_rows": max_rows,
                 "max_queue": max_queue,
+                "prompt_seconds": prompt_seconds or None,
                 "lookup_tokens": lookup_tokens,
                 "draft_tokens": draft_tokens,
             },

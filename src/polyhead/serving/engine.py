@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from polyhead import native
-from polyhead._utils.checks import check_bool, check_int
+from polyhead._utils.checks import check_bool, check_int, check_number
 from polyhead.caches import ModelCache
 from polyhead.checkpoints import RowAdapters
 from polyhead.errors import InputError, UnsupportedError
@@ -35,6 +35,7 @@ from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
 from polyhead.native.threads import end_team
 from polyhead.serving.batches import Batch, Batches
 from polyhead.serving.budget import Budget, fitting_tokens
+from polyhead.serving.chunks import Chunks
 from polyhead.serving.drafts import SPARE, Drafts
 from polyhead.serving.guesser import Guesser, guesses_of
 from polyhead.serving.heads import RowHeads
@@ -60,6 +61,10 @@ class Engine:
         max_rows: Requests that are computed at a time; default 32.
         max_queue: Requests that wait; default 256.
         prompt_chunk: Tokens of prompts that are read in one round; default 256.
+        prompt_seconds: What reading them may take while other requests write, by the speed of the
+            last; a page is read however long it takes. Default 1.0; None: no limit. Results depend
+            on it only as they depend on ``prompt_chunk``: with ``batch_invariant`` not at all,
+            without it within rounding, and then not the same from run to run.
         share_prefixes: Whether full pages of prompts are kept for later requests while there is
             room, the least recently used given up first; default True.
         overcommit: Start requests when there is room for the prompt and a token; where room runs
@@ -96,6 +101,7 @@ class Engine:
         max_rows: int = 32,
         max_queue: int = 256,
         prompt_chunk: int = 256,
+        prompt_seconds: float | None = 1.0,
         share_prefixes: bool = True,
         overcommit: bool = False,
         batch_invariant: bool | None = None,
@@ -115,6 +121,10 @@ class Engine:
         self.max_queue = check_int("max_queue", max_queue, least=1, error=ValueError)
         self.prompt_chunk = check_int("prompt_chunk", prompt_chunk, least=1, error=ValueError)
         self.page_size = check_int("page_size", page_size, least=1, error=ValueError)
+        if prompt_seconds is not None:
+            hint = ", or None for no limit"
+            check_number("prompt_seconds", prompt_seconds, above=0, hint=hint, error=ValueError)
+        self._chunks = Chunks(self.prompt_chunk, prompt_seconds, self.page_size)
         most = MAX_GEMV_ROWS - 1
         check_int("lookup_tokens", lookup_tokens, least=0, most=most, error=ValueError)
         check_int("draft_tokens", draft_tokens, least=1, most=most, error=ValueError)
@@ -222,7 +232,7 @@ class Engine:
         return row.request
 
     def step(self) -> bool:
-        """One round: a token for every live request, and ``prompt_chunk`` tokens of prompts.
+        """One round: a token for every live request, and up to ``prompt_chunk`` of prompts.
 
         For callers without ``start``; errors of a request are in its result.
 
@@ -368,7 +378,8 @@ class Engine:
         if self.model.transformer.decode_plan(batch.cache).is_native:
             while (row := self._reading or self._admit()) is not None:
                 self._reading, rest = row, row.length - row.fed
-                if row.adapter or rest > min(left, MAX_STEP_ROWS - batch.tokens):
+                fits = self._chunks.tokens(rest, left, beside=True)
+                if row.adapter or rest > min(fits, MAX_STEP_ROWS - batch.tokens):
                     break
                 batches.join(batch, row)
                 self._reading, left = None, left - rest
@@ -427,7 +438,10 @@ class Engine:
             if row is None:
                 return
             self._reading = row
-            count = min(left, row.length - row.fed)
+            count = self._chunks.tokens(row.length - row.fed, left, beside=len(self._rows) > 1)
+            if not count:
+                return
+            started = time.perf_counter()
             try:
                 with self._exactly():
                     logits, hidden = compute_alone(
@@ -437,6 +451,7 @@ class Engine:
                         count,
                         wants_hidden=self._guesser.wants_hidden,
                     )
+                logits[0, 0].item()  # waits for a device
             except Exception as error:
                 if self.lost is not None:
                     raise
@@ -446,6 +461,7 @@ class Engine:
             feed(row, count, self._counts)
             left -= count
             self._note(row, hidden)
+            self._chunks.count(count, time.perf_counter() - started)
             if row.ended:
                 self._drop([row])
                 continue
