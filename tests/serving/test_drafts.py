@@ -271,7 +271,7 @@ def test_random_requests_with_a_predictor_are_each_as_alone(
     model: ph.LanguageModel, predictor: ph.MultiTokenPredictor
 ) -> None:
     options = {"max_tokens": 192, "overcommit": True, "page_size": 4}
-    for seed, more in ((21, {"prompt_chunk": 32}), (22, options)):
+    for seed, more in ((21, {"prompt_chunk": 32}), (24, options)):
         engine = check_random(model, seed, 8, draft=predictor, draft_tokens=3, **more)
         assert 0 < engine.stats.accepted_tokens < engine.stats.guessed_tokens
         kept: Any = engine._guesser

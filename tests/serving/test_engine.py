@@ -62,7 +62,7 @@ def test_random_requests_with_adapters_are_each_as_alone(
     engine = check_random(model, 5, 7, prompt_chunk=32, adapters=folders)
     assert engine.stats.cached_tokens > 50
     options = {"lookup_tokens": 3, "adapters": folders, "max_tokens": 192, "overcommit": True}
-    engine = check_random(model, 8, 6, prompt_chunk=64, **options)
+    engine = check_random(model, 10, 6, prompt_chunk=64, **options)
     assert engine.stats.guessed_tokens > 0
     assert engine.stats.preemptions > 0
     with pytest.raises(InputError, match=r"adapter must be one of .*law, all.*got 'poems'"):

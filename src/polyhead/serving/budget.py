@@ -6,7 +6,8 @@ when what it may need is free, or becomes free by giving up prefixes that no req
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache as remembered
 from typing import TypeAlias
 
 import torch
@@ -142,22 +143,32 @@ class Budget:
         Returns:
             None where there is no room.
         """
-        if self.pool is None:
-            used = sum(each.tokens for each in rows)
-            fits = used + row.tokens <= self.tokens
-            return (self._model.new_cache(row.tokens), 0) if fits else None
-        prefix, kept = [], 0
-        if self.prefixes is not None:
-            prefix = self.prefixes.find(row.all_ids, row.sharing)
-        lacking = self.pages(self._wanted(row)) - len(prefix) - self._unclaimed(rows)
-        if lacking > 0 and self.prefixes is not None:
-            kept = self.prefixes.idle() - sum(map(self.pool.is_idle, prefix))
-        if lacking > kept:
-            return None
-        cache = self.pool.row(prefix)
-        if lacking > 0 and self.prefixes is not None:
-            self.prefixes.evict(lacking)
-        return cache, len(prefix) * self.page_size
+        return self.beside(rows)(row)
+
+    def beside(self, rows: Sequence[Row]) -> Callable[[Row], tuple[ModelCache, int] | None]:
+        """``cache_for`` of rows that wait, up to the first that has room: what is free is counted
+        once for all.
+        """
+        pool, prefixes = self.pool, self.prefixes
+        if pool is None:
+            free = self.tokens - sum(each.tokens for each in rows)
+            return lambda row: (
+                (self._model.new_cache(row.tokens), 0) if row.tokens <= free else None
+            )
+        unclaimed = self._unclaimed(rows)
+        idle = remembered(prefixes.idle if prefixes is not None else lambda: 0)
+
+        def cache_for(row: Row) -> tuple[ModelCache, int] | None:
+            prefix = prefixes.find(row.all_ids, row.sharing) if prefixes is not None else []
+            lacking = self.pages(self._wanted(row)) - len(prefix) - unclaimed
+            if lacking > 0 and lacking > idle() - sum(map(pool.is_idle, prefix)):
+                return None
+            cache = pool.row(prefix)
+            if lacking > 0 and prefixes is not None:
+                prefixes.evict(lacking)
+            return cache, len(prefix) * self.page_size
+
+        return cache_for
 
     def keep_prefix(self, row: Row, cache: ModelCache, place: int) -> None:
         """Keeps the full pages of a row's tokens, at a place of a cache, for later requests."""

@@ -1,10 +1,11 @@
 """One model for many callers: one thread owns it, and computes their requests together.
 
 Each round every live request takes one token, up to 64 of them in one call, and prompts are
-read in chunks, first come, first served; the rest of a prompt in that call, where it has room. A
-request starts when there is a free row and room for its prompt and its limit. Requests share the
-pages of their prefixes. Within ``ph.batch_invariant()`` a row has the bits it has alone, whoever is
-beside it, and whether its prefix was read for it or for others.
+read in chunks, one after the other; the rest of a prompt in that call, where it has room. The
+oldest request that has room for its prompt and its limit starts when there is a free row, but none
+is passed for ever (``waiting.py``). Requests share the pages of their prefixes. Within
+``ph.batch_invariant()`` a row has the bits it has alone, whoever is beside it, and whether its
+prefix was read for it or for others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -45,6 +45,7 @@ from polyhead.serving.row import Row
 from polyhead.serving.split import split_of
 from polyhead.serving.stats import Counts, EngineStats, RequestStats
 from polyhead.serving.steps import compute, compute_alone, feed, take, take_guessed
+from polyhead.serving.waiting import Waiting
 
 
 class Engine:
@@ -140,7 +141,7 @@ class Engine:
             kept = {"share_prefixes": share_prefixes, "overcommit": self.overcommit}
             self._budget = Budget(model, self.max_tokens, self.page_size, **kept)
         self._lock, self._turn = threading.Condition(), threading.Lock()
-        self._queue: deque[Row] = deque()
+        self._queue = Waiting()
         self._rows: list[Row] = []
         self._reading: Row | None = None
         pool = self._budget.pool
@@ -227,7 +228,7 @@ class Engine:
                 raise self._ending_now()
             if len(self._queue) >= self.max_queue:
                 raise QueueFull(f"{len(self._queue)} requests wait", 1.0)
-            self._queue.append(row)
+            self._queue.add(row)
             self._lock.notify_all()
         return row.request
 
@@ -337,7 +338,8 @@ class Engine:
     def requests(self) -> tuple[RequestStats, ...]:
         """The live requests, the oldest first."""
         with self._lock:
-            return tuple(row.stats for row in self._rows if not row.ended)
+            rows = sorted(self._rows, key=_age)
+            return tuple(row.stats for row in rows if not row.ended)
 
     def _run(self) -> None:
         while True:
@@ -401,7 +403,7 @@ class Engine:
             if self.lost is not None:
                 raise
             # A call that fails leaves its cache as it was: the others are computed in the next.
-            youngest = max(rows, key=self._rows.index)
+            youngest = max(rows, key=_age)
             youngest.end("error", error)
             self._guesser.drop(rows)
             self._drop([youngest])
@@ -432,7 +434,7 @@ class Engine:
             row.end("error", error)
 
     def _read_prompts(self, left: int) -> None:
-        """Reads tokens of prompts, first come, first served."""
+        """Reads tokens of prompts, one prompt after the other."""
         while left > 0:
             row = self._reading or self._admit()
             if row is None:
@@ -482,15 +484,14 @@ class Engine:
             self._batches.add(row)
 
     def _admit(self) -> Row | None:
-        """The next request, if there is a free row, and room for its prompt and its limit."""
+        """The next request with room for its prompt and its limit, if there is a free row."""
         with self._lock:
             if not self._queue or len(self._rows) >= self.max_rows:
                 return None
-            row = self._queue[0]
-            if (found := self._budget.cache_for(row, self._rows)) is None:
+            if (found := self._queue.start(self._budget.beside(self._rows))) is None:
                 return None
-            self._queue.popleft()
-            row.start(*found)
+            row, cache = found
+            row.start(*cache)
             self._counts.cached_tokens += row.cached
             self._rows.append(row)
             return row
@@ -498,12 +499,12 @@ class Engine:
     def _preempt(self) -> None:
         """Where more was promised than there is: queues the youngest again until a token fits."""
         while self._rows and not self._budget.has_room(self._rows):
-            row = self._rows[-1]
+            row = max(self._rows, key=_age)
             self._drop([row])
             row.restart()
             with self._lock:
                 self._counts.preemptions += 1
-                self._queue.appendleft(row)
+                self._queue.add(row)
 
     def _drop(self, rows: Sequence[Row]) -> None:
         """Takes rows out, and gives their pages back."""
@@ -537,3 +538,7 @@ def _check_split(
             f"draft must be a smaller decoder for a model that is split over processes: got a "
             f"{type(draft).__name__}"
         )
+
+
+def _age(row: Row) -> int:
+    return row.number

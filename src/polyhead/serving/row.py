@@ -27,6 +27,8 @@ class Row:
         guessed: Guesses at its tokens that were checked.
         accepted: Of these, those that were right.
         adapter: Name of its adapter, or None.
+        number: Its place by age among those of its engine, from 1; 0 before it is queued.
+        passed: Later rows that started before it while it waited.
         sharing: Rows share the pages of common prefixes with rows for which this is equal.
     """
 
@@ -48,6 +50,7 @@ class Row:
         self.request, self.adapter, self.sharing = Request(), adapter, (share_with, adapter)
         self.ended, self._submitted, self._deadline = False, time.monotonic(), deadline
         self.fed = self.read = self.cached = self.guessed = self.accepted = 0
+        self.number = self.passed = 0
         self.cache: ModelCache | None = None
 
     @property
