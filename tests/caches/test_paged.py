@@ -130,6 +130,21 @@ def test_views_of_the_pages_are_made_anew_when_these_move_and_only_then():
 
 
 @torch.no_grad()
+@torch.no_grad()
+def test_the_table_is_made_anew_where_pages_are_given_back_and_only_then():
+    cache = PagedCache(4)
+    cache.append(tokens(7), tokens(7))
+    pages = cache.pages
+    table = pages.page_index()
+    cache.rollback(2)
+    assert pages.page_index() is table
+    cache.append(tokens(1), tokens(1))
+    cache.rollback([2, 1])  # the first row's second page is free now
+    assert pages.page_index() is not table
+    assert [*map(len, pages.table)] == [1, 2]
+    assert pages.page_index()[1, :2].tolist() == pages.table[1]
+
+
 @pytest.mark.parametrize("page", [16, 48])
 def test_tiles_of_pages_are_small_and_cover_every_key_once(page):
     cache = PagedCache(page)

@@ -232,10 +232,11 @@ class Pages(Memory):
     @locked
     def cut(self, row: int, stop: int) -> None:
         super().cut(row, stop)
-        keep = self.store.pages(stop)
-        self.pool.release(self.table[row][keep:])
-        del self.table[row][keep:]
-        self._index = None
+        dropped = self.table[row][self.store.pages(stop) :]
+        if dropped:  # else the index is made anew after every guess that was wrong
+            self.pool.release(dropped)
+            del self.table[row][-len(dropped) :]
+            self._index = None
 
     def restore(
         self, records: Sequence[Tensor], stops: Sequence[int], firsts: Sequence[int]
