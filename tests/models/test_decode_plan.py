@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 import polyhead as ph
 from polyhead import native
-from polyhead.caches import ModelCache
+from polyhead.caches import ModelCache, Quantized, Ring
 from polyhead.config import (
     AttentionConfig,
     FeedForwardConfig,
@@ -454,6 +454,45 @@ def test_a_plan_says_what_is_native_and_why_the_rest_is_not() -> None:
         "layer 4: native",
         "layer 5: modules; attention: it is a _Doubled, not exactly a MultiHeadAttention",
     ]
+
+
+def _uneven(cache: ModelCache, model: Transformer) -> ModelCache:
+    """Two rows, of which the first is three tokens behind."""
+    positions = torch.arange(S)[None] - torch.tensor([[3], [0]])
+    model(_ids(2 * S, 0).view(2, S), cache=cache, positions=positions)
+    return cache
+
+
+def test_rows_of_a_ring_that_differ_in_length_are_native_up_to_its_window() -> None:
+    attention = AttentionConfig(4, 2, 16, rope=RopeConfig(), window=12)
+    model = _model(replace(HEADS, attention=attention))
+    cache = _uneven(model.new_cache(64, spare=5), model)
+    assert [type(each.layout) for each in cache.layers] == [Ring] * 3  # type: ignore[attr-defined]
+    for length in range(S + 1, 20):
+        ids, other = _ids(2, length).view(2, 1), cache.fork()
+        wanted = _by_modules(model, ids, other)
+        torch.testing.assert_close(model(ids, cache=cache), wanted, atol=0, rtol=0)
+        said = "native" if length <= 12 else "modules; rows of its ring differ in length"
+        assert model.decode_plan(cache).explain() == f"layers 0 to 2: {said}"
+
+
+def test_a_plan_says_when_a_cache_must_do_more_than_write() -> None:
+    model = _model()
+    cache = _uneven(model.new_cache(64, quantized=Quantized(8, 8, group=2)), model)
+    model(_ids(2, 1).view(2, 1), cache=cache)
+    uneven = "layers 0 to 2: modules; rows of its quantized cache differ in length"
+    assert model.decode_plan(cache).explain() == uneven
+    assert not model.decode_plan(cache).is_native
+    cache.reorder([1])
+    said = list[str]()
+    for seed in range(70):
+        model(_ids(1, seed), cache=cache)
+        said.append(model.decode_plan(cache).explain())
+    assert {*said} == {
+        "layers 0 to 2: native",
+        "layers 0 to 2: modules; its cache had to make room, or to move or encode tokens",
+    }
+    assert said.count("layers 0 to 2: native") > 30
 
 
 def _decoded(model: Transformer, cache: ModelCache) -> None:

@@ -150,7 +150,12 @@ def _reserve_elsewhere(contents: LayerKV, counts: Sequence[int]) -> Reserved | N
         v = more[0] if more else None
         return Reserved([(k, v, 0, max(memory.stops), table, None)], before)
     stop = max(length + count for length, count in zip(memory.stops, counts, strict=True))
-    if type(contents.layout) is not Dense or stop > memory.capacity:
+    layout, room = contents.layout, memory.capacity
+    if isinstance(layout, Ring):  # up to its window, a row lies as in a dense cache
+        room = min(room, layout.window)
+    elif type(layout) is not Dense:
+        return None
+    if stop > room:
         return None
     memory.count(None, counts)
     k, *more = memory.tensors

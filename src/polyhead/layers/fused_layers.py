@@ -17,6 +17,7 @@ from polyhead.caches import (
     LatentCache,
     LayerCache,
     PagedCache,
+    Quantized,
     QuantizedCache,
     Ring,
     RingCache,
@@ -245,6 +246,7 @@ class FusedLayers:
         more = self._counts or T
         held = planned.reserve_slots(known, kv, self._x, self._batch, more, seen)
         if held is None:
+            planned.why_cache = _why_more(kv, more)
             return False
         entries = None
         if choosing is not None:
@@ -356,6 +358,18 @@ def _starts(lengths: list[int]) -> int | list[int]:
 def _in_rows(cache: SequenceCache | None) -> TypeGuard[StoredCache]:
     """Whether a cache is one of those that steps write to, with the methods of its class."""
     return type(cache) in _CACHES and len(cache.__dict__) == FIELDS
+
+
+def _why_more(cache: StoredCache, count: int | list[int]) -> str | None:
+    """Why appending to a cache that is not empty is more than writing."""
+    contents = cache._contents
+    if contents is None:
+        return None
+    packed = isinstance(cache.storage, Quantized)
+    uneven = not contents.even or (isinstance(count, list) and min(count) < max(count))
+    if uneven and (packed or type(cache.layout) is Ring):
+        return f"rows of its {'quantized cache' if packed else 'ring'} differ in length"
+    return "its cache had to make room, or to move or encode tokens"
 
 
 def _by_distance(known: NativeLayer, bias: Bias | Tensor) -> Tensor | None:
