@@ -320,8 +320,10 @@ def _assert_told(model: LanguageModel, prompt: str, done: Generation, count: int
         {},
         {"temperature": 1.5, "seed": 3, "repetition_penalty": 1.3},
         {"temperature": 1.5, "seed": 3, "num_return_sequences": 2},
+        {"num_beams": 3, "num_return_sequences": 2, "no_repeat_ngram_size": 2},
+        {"num_beams": 2, "temperature": 1.5, "seed": 3},
     ],
-    ids=["greedy", "drawn", "two drawn"],
+    ids=["greedy", "drawn", "two drawn", "beams", "drawn beams"],
 )
 def test_log_probabilities_are_those_of_the_logits_before_rules(
     model: LanguageModel, options: dict[str, Any]
@@ -333,12 +335,22 @@ def test_log_probabilities_are_those_of_the_logits_before_rules(
     ):
         for each in (done, *done.others):
             _assert_told(model, prompt, each, 3)
-    assert len(model.generate("Yes", stop=stop, logprobs=0, **options).ids) < 7
+    if "num_beams" not in options:
+        assert len(model.generate("Yes", stop=stop, logprobs=0, **options).ids) < 7
     for count in (0, 2):
         done = model.generate(PROMPT, logprobs=count, **options)
         assert done.ids == model.generate(PROMPT, **options).ids
         _assert_told(model, PROMPT, done, count)
     assert model.generate(PROMPT, **options).logprobs is None
+
+
+def test_the_score_of_a_beam_is_the_mean_of_its_log_probabilities(model: LanguageModel) -> None:
+    best = model.generate(PROMPT, max_new_tokens=9, num_beams=4, num_return_sequences=3, logprobs=0)
+    for done in (best, *best.others):
+        told = [each.logprob for each in done.logprobs or ()]
+        assert [each.token for each in done.logprobs or ()] == [*done.ids]
+        assert sum(told) / len(told) == pytest.approx(done.score, abs=1e-5)
+    assert model.generate(PROMPT, max_new_tokens=0, num_beams=2, logprobs=0).logprobs == ()
 
 
 def test_a_stream_tells_the_log_probabilities_so_far(model: LanguageModel) -> None:
@@ -355,8 +367,6 @@ def test_log_probabilities_that_cannot_be_told_are_refused(model: LanguageModel)
     for wrong in (-1, VOCABULARY + 1, 1.5):
         with pytest.raises(ValueError, match="logprobs must be"):
             model.generate(PROMPT, logprobs=wrong)  # type: ignore[call-overload]
-    with pytest.raises(ValueError, match=r"logprobs .* drawn one by one.* got num_beams=3"):
-        model.generate(PROMPT, logprobs=1, num_beams=3)
     for prompts in (PROMPT, ["a", "b"]):
         with pytest.raises(UnsupportedError, match="log-probabilities are told"):
             model.generate(prompts, logprobs=1, graph=True)

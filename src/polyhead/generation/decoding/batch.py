@@ -84,8 +84,8 @@ def continued(
 
     Raises:
         UnsupportedError: ``graph=True`` where steps cannot be replayed.
-        ValueError: More beams than tokens to begin them with, a rule about the tokens of a
-            source that has none, or ``logprobs`` of beams.
+        ValueError: More beams than tokens to begin them with, or a rule about the tokens of a
+            source that has none.
     """
     check_search(options, model.config.num_logits, sources, logprobs)
     options = options.seeded()
@@ -114,7 +114,7 @@ def continued(
         else:
             limits = [left for left, _ in rooms]
             if options.num_beams > 1:
-                found = _beams(steps, prompts, options, stop_ids, limits, read)
+                found = _beams(steps, prompts, options, stop_ids, limits, read, logprobs)
             else:
                 rows = len(prompts) * options.num_return_sequences
                 watched = [
@@ -190,11 +190,12 @@ def _beams(
     stop_ids: frozenset[int],
     rooms: Sequence[int],
     sources: Sequence[Sequence[int]],
+    logprobs: int | None,
 ) -> list[list[Hypothesis]]:
     """All sentences have as much room as the one that has least."""
     most = min(rooms)
     rules = rules_of(options, sorted(stop_ids), most)
-    return BeamSearch(options, rules, stop_ids, most).run(steps, prompts, sources)
+    return BeamSearch(options, rules, stop_ids, most, logprobs).run(steps, prompts, sources)
 
 
 def _drawn(

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from polyhead.generation.decoding.logprobs import LogprobRecord, TokenLogprobs
+from polyhead.generation.decoding.logprobs import LogprobRecord, TokenLogprobs, logprobs_of
 from polyhead.generation.decoding.options import GenerationOptions
 from polyhead.generation.decoding.rules import Rows, Rule
 from polyhead.generation.decoding.sampling import NO_TOKEN, Sampler, drawn_each
@@ -65,14 +65,16 @@ class _Sentence:
     Attributes:
         beams: New tokens of the running beams.
         scores: Sums of their log-probabilities.
-        finished: (score, tokens) of the texts that have ended, the best first.
+        finished: Texts that have ended, the best first.
+        told: Log-probabilities of the tokens of each running beam, if they are asked for.
         improvable: Whether a running beam may still become better than those.
     """
 
     number: int
     beams: list[tuple[int, ...]]
     scores: Tensor
-    finished: list[tuple[float, tuple[int, ...]]] = field(default_factory=list)
+    told: list[tuple[TokenLogprobs, ...]]
+    finished: list[Hypothesis] = field(default_factory=list)
     improvable: bool = True
 
 
@@ -84,6 +86,7 @@ class BeamSearch:
         rules: Applied to log-probabilities.
         stop_ids: Tokens that end a text.
         most: New tokens at most, for all sentences.
+        logprobs: As of ``logprobs_of``; None: they are not asked for.
     """
 
     def __init__(
@@ -92,7 +95,9 @@ class BeamSearch:
         rules: Sequence[Rule],
         stop_ids: frozenset[int],
         most: int,
+        logprobs: int | None = None,
     ) -> None:
+        self.logprobs = logprobs
         self.options, self.rules, self.stop_ids, self.most = options, rules, stop_ids, most
         self.width = options.num_beams
         self.kept = max(2, 1 + len(stop_ids)) * self.width
@@ -106,7 +111,8 @@ class BeamSearch:
         """The best texts of every prompt, ``num_return_sequences`` each, the best first."""
         sources = sources or prompts
         if self.most < 1:
-            return [[Hypothesis((), 0.0)] * self.options.num_return_sequences for _ in prompts]
+            nothing = Hypothesis((), 0.0, None if self.logprobs is None else ())
+            return [[nothing] * self.options.num_return_sequences for _ in prompts]
         K, sampling = self.width, self.options.sampling
         first = steps.start()
         samplers: list[Sampler | None] = [None] * len(prompts)
@@ -117,7 +123,7 @@ class BeamSearch:
         # At first the K beams are equal: only one may continue.
         alone = torch.full((K,), -1e9, dtype=torch.float32, device="cpu")
         alone[0] = 0.0
-        running = [_Sentence(b, [()] * K, alone) for b in range(len(prompts))]
+        running = [_Sentence(b, [()] * K, alone, [()] * K) for b in range(len(prompts))]
         done: list[_Sentence] = []
         logits, new = first.repeat_interleave(K, dim=0), 0
         steps.reorder([b for b in range(len(prompts)) for _ in range(K)], range(len(prompts)))
@@ -139,8 +145,8 @@ class BeamSearch:
             tokens: list[int] = []
             left: list[int] = []
             for n, sentence in enumerate(running):
-                its, sampler = scores[n * K : n * K + K], samplers[sentence.number]
-                parents, going_on = self._advance(sentence, its, new, sampler)
+                its, sampler = slice(n * K, n * K + K), samplers[sentence.number]
+                parents, going_on = self._advance(sentence, scores[its], new, sampler, logits[its])
                 if going_on:
                     chosen += [n * K + parent for parent in parents]
                     tokens += [beam[-1] for beam in sentence.beams]
@@ -156,12 +162,15 @@ class BeamSearch:
             logits = steps.step(tokens)
         best = {sentence.number: sentence.finished for sentence in done}
         wanted = self.options.num_return_sequences
-        return [
-            [Hypothesis(ids, score) for score, ids in best[b][:wanted]] for b in range(len(prompts))
-        ]
+        return [best[b][:wanted] for b in range(len(prompts))]
 
     def _advance(
-        self, sentence: _Sentence, scores: Tensor, new: int, sampler: Sampler | None
+        self,
+        sentence: _Sentence,
+        scores: Tensor,
+        new: int,
+        sampler: Sampler | None,
+        logits: Tensor,
     ) -> tuple[list[int], bool]:
         """One step of a sentence: which beams its next ones come from, and whether it goes on."""
         K, V = scores.shape
@@ -174,34 +183,48 @@ class BeamSearch:
         else:
             places = sampler.several(total, kept)
             values = total[places]
-        ended, going_on = [], []
+        ended: list[Hypothesis] = []
+        going_on: list[tuple[float, int, Hypothesis]] = []
+        chosen = [divmod(place, V) for place in places.tolist()]
+        told = self._told(sentence, logits, chosen)
         length = (new + 1) ** self.options.length_penalty
         ranked = (values / length).tolist()
-        for rank, (place, value) in enumerate(zip(places.tolist(), values.tolist(), strict=True)):
-            parent, token = divmod(place, V)
+        for rank, ((parent, token), value) in enumerate(zip(chosen, values.tolist(), strict=True)):
             ids = (*sentence.beams[parent], token)
+            text = Hypothesis(ids, ranked[rank], None if told is None else told[rank])
             if token in self.stop_ids or new + 1 >= self.most:
                 if rank < K:
-                    ended.append((ranked[rank], ids))
+                    ended.append(text)
             else:
-                going_on.append((value, parent, ids))
+                going_on.append((value, parent, text))
         full = len(sentence.finished) == K
         if sentence.improvable and not (full and self.options.early_stopping is True):
             merged = sentence.finished + ended
-            sentence.finished = sorted(merged, key=lambda each: -each[0])[:K]
+            sentence.finished = sorted(merged, key=lambda each: -(each.score or 0.0))[:K]
         going_on = sorted(going_on, key=lambda each: -each[0])[:K]
         if len(going_on) < K:
             return [], False
-        sentence.beams = [ids for _, _, ids in going_on]
+        sentence.beams = [text.ids for _, _, text in going_on]
+        sentence.told = [text.logprobs or () for _, _, text in going_on]
         sentence.scores = torch.tensor(
             [value for value, _, _ in going_on], dtype=torch.float32, device="cpu"
         )
         if len(sentence.finished) == K:
             best = sentence.scores[:1] / self._reach(new + 1) ** self.options.length_penalty
-            sentence.improvable &= float(best) > sentence.finished[-1][0]
+            sentence.improvable &= float(best) > (sentence.finished[-1].score or 0.0)
             if self.options.early_stopping is True:
                 return [], False
         return [parent for _, parent, _ in going_on], sentence.improvable
+
+    def _told(
+        self, sentence: _Sentence, logits: Tensor, chosen: Sequence[tuple[int, int]]
+    ) -> list[tuple[TokenLogprobs, ...]] | None:
+        """Log-probabilities of all tokens of beams with another token: (beam, token) of each."""
+        if self.logprobs is None:
+            return None
+        parents, tokens = [beam for beam, _ in chosen], [token for _, token in chosen]
+        new = logprobs_of(logits[parents], tokens, self.logprobs)
+        return [(*sentence.told[beam], one) for beam, one in zip(parents, new, strict=True)]
 
     def _reach(self, new: int) -> int:
         """The length at which the best running beam is compared with what is finished."""

@@ -134,11 +134,6 @@ def check_search(
     """Raises ValueError where a search cannot do what ``options`` and ``logprobs`` ask for."""
     if logprobs is not None:
         check_int("logprobs", logprobs, least=0, most=vocab_size, error=ValueError)
-        if options.num_beams > 1:
-            raise ValueError(
-                "logprobs are told of tokens drawn one by one, and of a text of beam search its "
-                f"score: got num_beams={options.num_beams}"
-            )
     if options.num_beams > vocab_size:
         raise ValueError(
             f"num_beams must be at most {vocab_size:,}, the tokens of the vocabulary: got "

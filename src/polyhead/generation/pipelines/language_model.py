@@ -132,7 +132,7 @@ class LanguageModel(GenerativeModel):
             cache: arguments of ``new_cache``, such as ``{"kind": "paged"}``.
             graph: as in ``stream``; steps of several texts are replayed where their prompts have
                 as many tokens, and those of beams or with ``cache`` are not.
-            logprobs: as in ``stream``; not those of beams.
+            logprobs: as in ``stream``.
             options: as in ``stream``, and ``num_beams``, ``num_return_sequences``,
                 ``length_penalty``, ``early_stopping`` (see ``GenerationOptions``).
 

@@ -203,7 +203,7 @@ class SpeechToText(EncoderDecoder):
             stop: texts end before this text, or before the first of several.
             cache: arguments of ``new_cache``.
             logprobs: also give the log-probability of each token, and those of so many likeliest
-                tokens in its place; default: none; not those of beams.
+                tokens in its place; default: none.
             options: fields of ``GenerationOptions``.
 
         Returns:

@@ -121,7 +121,7 @@ class TextToText(EncoderDecoder):
             cache: arguments of ``new_cache``, such as ``{"kind": "paged"}``.
             batch_size: texts that run at a time; those of similar length run together.
             logprobs: also give the log-probability of each token, and those of so many likeliest
-                tokens in its place; default: none; not those of beams.
+                tokens in its place; default: none.
             options: fields of ``GenerationOptions``: ``num_beams``, ``max_new_tokens``,
                 ``length_penalty`` and others; default ``model.options``.
 
