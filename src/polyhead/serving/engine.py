@@ -281,7 +281,7 @@ class Engine:
         """Ends all requests with an error, and takes no more."""
         with self._lock:
             left, self._rows, self._ending = [*self._rows, *self._queue], [], True
-            self._queue.clear()
+            self._queue = Waiting()
             self._reading = None
         for row in left:
             row.end("error", self._ending_now())
