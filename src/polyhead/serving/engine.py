@@ -14,41 +14,34 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from polyhead import native
 from polyhead._utils.checks import check_bool, check_int, check_number
-from polyhead.caches import ModelCache
 from polyhead.checkpoints import RowAdapters
 from polyhead.errors import InputError, UnsupportedError
 from polyhead.generation import LanguageModel
 from polyhead.generation.decoding.rules import Rule
-from polyhead.kernels.batch_invariant import batch_invariant
 from polyhead.models import MultiTokenPredictor
-from polyhead.native.arguments import MAX_GEMV_ROWS, MAX_STEP_ROWS
+from polyhead.native.arguments import MAX_GEMV_ROWS
 from polyhead.native.threads import end_team
-from polyhead.serving.batches import Batch, Batches
+from polyhead.serving.batches import Batches
 from polyhead.serving.budget import Budget, fitting_tokens
 from polyhead.serving.chunks import Chunks
 from polyhead.serving.drafts import SPARE, Drafts
-from polyhead.serving.guesser import Guesser, guesses_of
-from polyhead.serving.heads import RowHeads
 from polyhead.serving.lookup import Lookups
 from polyhead.serving.requests import EngineEnding, QueueFull, Request
+from polyhead.serving.rounds import Rounds, age
 from polyhead.serving.row import Row
 from polyhead.serving.split import split_of
-from polyhead.serving.stats import Counts, EngineStats, RequestStats
-from polyhead.serving.steps import compute, compute_alone, feed, take, take_guessed
+from polyhead.serving.stats import EngineStats, RequestStats
 from polyhead.serving.waiting import Waiting
 
 
-class Engine:
+class Engine(Rounds):
     """Runs the requests of many callers on one model.
 
         with Engine(model) as engine:
@@ -112,20 +105,18 @@ class Engine:
         draft_tokens: int = 4,
         adapters: Mapping[str, str | os.PathLike[str]] | None = None,
     ) -> None:
-        self.model, self._split = model.eval(), split_of(model.transformer)
-        if self._split is not None:
+        split = split_of(model.transformer)
+        if split is not None:
             _check_split(adapters, draft)
-        self.adapters, self.heads = RowAdapters(model, adapters or {}), RowHeads(model)
         check_bool("share_prefixes", share_prefixes, error=ValueError)
         self.overcommit = check_bool("overcommit", overcommit, error=ValueError)
-        self.max_rows = check_int("max_rows", max_rows, least=1, error=ValueError)
+        check_int("max_rows", max_rows, least=1, error=ValueError)
         self.max_queue = check_int("max_queue", max_queue, least=1, error=ValueError)
-        self.prompt_chunk = check_int("prompt_chunk", prompt_chunk, least=1, error=ValueError)
+        check_int("prompt_chunk", prompt_chunk, least=1, error=ValueError)
         self.page_size = check_int("page_size", page_size, least=1, error=ValueError)
         if prompt_seconds is not None:
             hint = ", or None for no limit"
             check_number("prompt_seconds", prompt_seconds, above=0, hint=hint, error=ValueError)
-        self._chunks = Chunks(self.prompt_chunk, prompt_seconds, self.page_size)
         most = MAX_GEMV_ROWS - 1
         check_int("lookup_tokens", lookup_tokens, least=0, most=most, error=ValueError)
         check_int("draft_tokens", draft_tokens, least=1, most=most, error=ValueError)
@@ -136,28 +127,33 @@ class Engine:
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
         if batch_invariant is None:
             batch_invariant = model.transformer.embedding.like.is_cpu and not native.unavailable()
-        self.batch_invariant = check_bool("batch_invariant", batch_invariant, error=ValueError)
+        super().__init__(
+            model.eval(),
+            RowAdapters(model, adapters or {}),
+            split,
+            Chunks(prompt_chunk, prompt_seconds, page_size),
+            max_rows=max_rows,
+            prompt_chunk=prompt_chunk,
+            batch_invariant=check_bool("batch_invariant", batch_invariant, error=ValueError),
+        )
         with self._exactly(), torch.inference_mode():
-            kept = {"share_prefixes": share_prefixes, "overcommit": self.overcommit}
-            self._budget = Budget(model, self.max_tokens, self.page_size, **kept)
-        self._lock, self._turn = threading.Condition(), threading.Lock()
-        self._queue = Waiting()
-        self._rows: list[Row] = []
-        self._reading: Row | None = None
+            kept = {"share_prefixes": share_prefixes, "overcommit": overcommit}
+            self._budget = Budget(model, self.max_tokens, page_size, **kept)
         pool = self._budget.pool
         if pool is None and (lookup_tokens or draft is not None):
             raise UnsupportedError(
                 "lookup_tokens must be 0 and draft must be None for a model computed row by row"
             )
         self._batches = None if pool is None else Batches(pool)
-        self._guesser = Lookups(lookup_tokens) if lookup_tokens else Guesser()
+        if lookup_tokens:
+            self._guesser = Lookups(lookup_tokens)
         if draft is not None:
             tokens = self.max_tokens + max_rows * (SPARE + page_size)
             with torch.inference_mode():
                 self._guesser = Drafts(
                     model, draft, draft_tokens, tokens, page_size, share_prefixes=share_prefixes
                 )
-        self._counts = Counts()
+        self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ending = False
 
@@ -265,14 +261,6 @@ class Engine:
             self._budget.forget_prefixes()
             self._guesser.forget_prefixes()
 
-    @property
-    def lost(self) -> Exception | None:
-        """Why no request can be computed any more: a process that has a part of the model is gone.
-
-        None while all is well, and always where the model is not split.
-        """
-        return None if self._split is None else self._split.lost()
-
     def _ending_now(self) -> EngineEnding:
         why = "" if self.lost is None else f": {self.lost}"
         return EngineEnding(f"the engine is ending{why}", 10.0)
@@ -285,13 +273,6 @@ class Engine:
             self._reading = None
         for row in left:
             row.end("error", self._ending_now())
-
-    def _exactly(self) -> AbstractContextManager[None]:
-        return batch_invariant() if self.batch_invariant else nullcontext()
-
-    def _drawing(self, row: Row) -> AbstractContextManager[None]:
-        """What a row's draws are made in: a maximum is the same in any order."""
-        return nullcontext() if row.is_greedy else self._exactly()
 
     def start(self) -> None:
         """Starts the thread that computes; does nothing if it runs."""
@@ -338,7 +319,7 @@ class Engine:
     def requests(self) -> tuple[RequestStats, ...]:
         """The live requests, the oldest first."""
         with self._lock:
-            rows = sorted(self._rows, key=_age)
+            rows = sorted(self._rows, key=age)
             return tuple(row.stats for row in rows if not row.ended)
 
     def _run(self) -> None:
@@ -350,177 +331,6 @@ class Engine:
                 if self._ending and not self._rows and not self._queue:
                     return
             self.step()
-
-    def _decode(self) -> int:
-        """A token for every row that has read its prompt, or can read the rest beside the others.
-
-        Returns:
-            How many of ``prompt_chunk`` tokens of prompts are left.
-        """
-        self._preempt()
-        left = self.prompt_chunk
-        if self._batches is None:
-            for row in [each for each in self._rows if each is not self._reading]:
-                self._step([row], None)
-        else:
-            for batch in self._batches.gathered():
-                left = self._join_prompts(self._batches, batch, left)
-                self._step([*batch.rows], batch.cache)
-        return left
-
-    def _join_prompts(self, batches: Batches, batch: Batch, most: int) -> int:
-        """Puts rows into a batch whose step has room for the rest of their prompts.
-
-        Where steps are native; else all rows would be filled up to the longest.
-
-        Returns:
-            How many of ``most`` tokens of prompts are left.
-        """
-        left = most
-        if self.model.transformer.decode_plan(batch.cache).is_native:
-            while (row := self._reading or self._admit()) is not None:
-                self._reading, rest = row, row.length - row.fed
-                fits = self._chunks.tokens(rest, left, beside=True)
-                if row.adapter or rest > min(fits, MAX_STEP_ROWS - batch.tokens):
-                    break
-                batches.join(batch, row)
-                self._reading, left = None, left - rest
-        return left
-
-    def _step(self, rows: list[Row], cache: ModelCache | None) -> None:
-        """A token for rows in one cache, and those guessed right; None: for one in its own."""
-        guesses: list[list[int]] = [[] for _ in rows]
-        read = [row.next_ids(row.length) for row in rows]
-        fresh = [row.reads for row in rows]
-        try:
-            if cache is not None and self._guesser.most:
-                spare = self._budget.spare(self._rows, rows) - 1
-                guesses = guesses_of(self._guesser, rows, read, spare)
-            step = partial(compute, self.model, self.adapters, cache, rows, read, guesses)
-            with self._exactly():
-                computed = self.heads.watched(rows, read, step)
-        except Exception as error:
-            if self.lost is not None:
-                raise
-            # A call that fails leaves its cache as it was: the others are computed in the next.
-            youngest = max(rows, key=_age)
-            youngest.end("error", error)
-            self._guesser.drop(rows)
-            self._drop([youngest])
-            return
-        wrong = []
-        for row, ids, guess, (logits, hidden) in zip(rows, read, guesses, computed, strict=True):
-            feed(row, len(ids), self._counts)
-            with self._drawing(row):
-                right = take_guessed(row, guess, logits, self._counts)
-            wrong.append(len(guess) - right)
-            self._guesser.count(row, len(guess), right)
-            self._note(row, hidden[: len(ids) + right])
-        if cache is not None:
-            if any(wrong):
-                cache.rollback(wrong)
-            for place, row in enumerate(rows):
-                if fresh[place]:
-                    self._budget.keep_prefix(row, cache, place)
-        self._drop([row for row in rows if row.ended])
-
-    def _note(self, row: Row, hidden: Tensor) -> None:
-        """Tells what guesses that a row's cache has grown."""
-        try:
-            self._guesser.read(row, hidden)
-        except Exception as error:
-            if self.lost is not None:
-                raise
-            row.end("error", error)
-
-    def _read_prompts(self, left: int) -> None:
-        """Reads tokens of prompts, one prompt after the other."""
-        while left > 0:
-            row = self._reading or self._admit()
-            if row is None:
-                return
-            self._reading = row
-            count = self._chunks.tokens(row.length - row.fed, left, beside=len(self._rows) > 1)
-            if not count:
-                return
-            started = time.perf_counter()
-            try:
-                with self._exactly():
-                    logits, hidden = compute_alone(
-                        self.model,
-                        self.adapters,
-                        row,
-                        count,
-                        wants_hidden=self._guesser.wants_hidden,
-                    )
-                logits[0, 0].item()  # waits for a device
-            except Exception as error:
-                if self.lost is not None:
-                    raise
-                row.end("error", error)
-                self._drop([row])
-                continue
-            feed(row, count, self._counts)
-            left -= count
-            self._note(row, hidden)
-            self._chunks.count(count, time.perf_counter() - started)
-            if row.ended:
-                self._drop([row])
-                continue
-            if row.fed < row.length:
-                return
-            with self._drawing(row):
-                take(row, logits, self._counts)
-            self._reading = None
-            self._finish_reading(row)
-
-    def _finish_reading(self, row: Row) -> None:
-        """Keeps the row's pages for others, and puts it among the rows of the batch."""
-        if row.cache is not None:
-            self._budget.keep_prefix(row, row.cache, 0)
-        if row.ended:
-            self._drop([row])
-        elif self._batches is not None:
-            self._batches.add(row)
-
-    def _admit(self) -> Row | None:
-        """The next request with room for its prompt and its limit, if there is a free row."""
-        with self._lock:
-            if not self._queue or len(self._rows) >= self.max_rows:
-                return None
-            if (found := self._queue.start(self._budget.beside(self._rows))) is None:
-                return None
-            row, cache = found
-            row.start(*cache)
-            self._counts.cached_tokens += row.cached
-            self._rows.append(row)
-            return row
-
-    def _preempt(self) -> None:
-        """Where more was promised than there is: queues the youngest again until a token fits."""
-        while self._rows and not self._budget.has_room(self._rows):
-            row = max(self._rows, key=_age)
-            self._drop([row])
-            row.restart()
-            with self._lock:
-                self._counts.preemptions += 1
-                self._queue.add(row)
-
-    def _drop(self, rows: Sequence[Row]) -> None:
-        """Takes rows out, and gives their pages back."""
-        if not rows:
-            return
-        if self._batches is not None:
-            self._batches.drop(rows)
-        self._guesser.drop(rows)
-        for row in rows:
-            if row.cache is not None:
-                row.cache.reset()
-                row.cache = None
-            if row is self._reading:
-                self._reading = None
-        with self._lock:
-            self._rows = [row for row in self._rows if row not in rows]
 
 
 def _check_split(
@@ -538,7 +348,3 @@ def _check_split(
             f"draft must be a smaller decoder for a model that is split over processes: got a "
             f"{type(draft).__name__}"
         )
-
-
-def _age(row: Row) -> int:
-    return row.number
