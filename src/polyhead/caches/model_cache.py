@@ -42,6 +42,7 @@ class ModelCache:
     Attributes:
         context: The encoder's output ``[B, S, E]`` once known; not counted in ``bytes``.
         context_mask: Which of its tokens may be looked at; None: all.
+        coordinates: Of each token held, where tokens came at several (M-RoPE); 0: none did.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class ModelCache:
         self.in_use = InUse()
         self.context: Tensor | None = None
         self.context_mask: Mask | None = None
+        self.coordinates = 0
 
     @classmethod
     def for_config(
@@ -289,6 +291,7 @@ class ModelCache:
         for cache in self.layers:
             cache.reset()
         self.reset_context()
+        self.coordinates = 0
 
     def reset_context(self) -> None:
         """Forgets the encoder's output and its keys and values in cross-attention."""
@@ -301,8 +304,14 @@ class ModelCache:
         """Writes everything held to a safetensors file, whole or not at all.
 
         Raises:
-            ValueError: There is a ``context_mask``, which cannot be written.
+            ValueError: There is a ``context_mask``, which cannot be written, or tokens stand at
+                several coordinates, which the file does not tell.
         """
+        if self.coordinates and self.length:
+            raise ValueError(
+                f"a cache whose tokens have {self.coordinates} coordinates each cannot be saved: "
+                "the file would not say so, and later calls would count its tokens as positions"
+            )
         if self.context_mask is not None:
             raise ValueError(
                 "a cache with a context_mask cannot be saved: a mask is not a tensor; give the "
@@ -325,7 +334,7 @@ class ModelCache:
         """
         caches = *self.layers, *self.cross
         extra = files.read(path, self.owner, caches, torch.device(device), ("context",))
-        self.context, self.context_mask = extra.get("context"), None
+        self.context, self.context_mask, self.coordinates = extra.get("context"), None, 0
 
     def __repr__(self) -> str:
         return f"ModelCache({len(self.layers)} layers, {self.length} tokens, {self.bytes:,} bytes)"

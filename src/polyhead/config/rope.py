@@ -14,7 +14,8 @@ RopeType = Literal[
 ]
 
 
-# Required and optional fields of each scaling type; all have theta and dim.
+_OF_ALL = ("theta", "type", "dim", "sections", "interleaved_sections")
+# Required and optional fields of each scaling type, beside those of all.
 _ROPE_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "default": ((), ()),
     "linear": (("factor",), ()),
@@ -40,7 +41,13 @@ class RopeConfig(Data):
     ``dim`` is the number of rotated features of a head (None: all of them). ``frequencies`` of the
     type ``"explicit"`` are radians per position, one for each rotated pair; ``theta`` is then not
     read. ``rotated`` of the type ``"proportional"`` is the number of features whose pairs turn: the
-    first of a head and as many behind its middle. The other fields belong to the scaling types that
+    first of a head and as many behind its middle.
+
+    ``sections`` is for tokens at several coordinates, such as time, height and width (M-RoPE; Wang
+    et al. 2024, Qwen2-VL, §2.1): how many frequencies each coordinate turns, the fastest by the
+    first. ``interleaved_sections`` (Qwen3-VL): coordinates take turns instead, pair i by coordinate
+    i mod C while i < C · sections[i mod C], and by the first beyond. Both are of any type, and
+    without effect where all coordinates of a token are equal, as in text. The other fields belong to the scaling types that
     read them; see ``polyhead.layers.frequencies``. A field that the type does not read is refused:
     a model with half of its scaling would load without error and be wrong.
 
@@ -65,6 +72,8 @@ class RopeConfig(Data):
     long_factor: tuple[float, ...] | None = None
     frequencies: tuple[float, ...] | None = None
     rotated: int | None = None
+    sections: tuple[int, ...] | None = None
+    interleaved_sections: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.type, str) or self.type not in _ROPE_FIELDS:
@@ -82,7 +91,7 @@ class RopeConfig(Data):
             name, value = field.name, getattr(self, field.name)
             if name in needed and value is None:
                 raise ConfigError(f"rope type {self.type!r} needs {name}: got None")
-            if name in ("theta", "type", "dim") or name in needed or name in optional:
+            if name in _OF_ALL or name in needed or name in optional:
                 continue
             if value != field.default:
                 raise ConfigError(f"rope type {self.type!r} does not read {name}: got {value!r}")
@@ -93,6 +102,13 @@ class RopeConfig(Data):
                 raise ConfigError(f"rope {name} must be at least 0: got {getattr(self, name)!r}")
         if self.rotated is not None and (self.rotated < 0 or self.rotated % 2):
             raise ConfigError(f"rope rotated must be an even number: got {self.rotated!r}")
+        if self.sections is not None and (len(self.sections) < 2 or min(self.sections) < 0):
+            raise ConfigError(
+                "rope sections must be two or more whole numbers from 0, one of each coordinate: "
+                f"got {self.sections!r}"
+            )
+        if self.interleaved_sections and self.sections is None:
+            raise ConfigError("rope interleaved_sections needs sections: got None")
         if self.type == "yarn" and self.theta == 1:
             raise ConfigError("rope type 'yarn' needs another theta than 1")
         if self.type == "longrope" and self.factor is None and self.attention_factor is None:

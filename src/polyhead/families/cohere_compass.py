@@ -43,7 +43,7 @@ def read(keys: Keys) -> TransformerConfig:
         sizes.head_dim,
         sizes.max_positions,
         dict.fromkeys(LAYER_TYPES),
-        sections=True,
+        interleaved_sections=True,
     )
     for rope in ropes.values():
         if rope.type in ("dynamic", "longrope"):

@@ -1,7 +1,7 @@
 """Text models of Qwen2-VL to Qwen3-Omni, GLM-4.1V and 4.5V, PaddleOCR-VL, and Emu3 (2024 to 2025).
 
 All but Emu3 rotate by three coordinates (M-RoPE; Qwen2-VL, Wang et al. 2024, §2.1), which are equal
-in text. So each is a family that has ordinary rotary embedding, with other defaults, and is saved
+in text; where the file gives their sections, a call may give coordinates. So each is a family that has ordinary rotary embedding, with other defaults, and is saved
 as that: transformers has no class of theirs with a head and without an image encoder.
 """
 
@@ -59,9 +59,11 @@ def _text(
     model_type: str,
     defaults: Mapping[str, Any],
     arch: str | None = None,
+    interleaved: bool = False,
     **rotary: Any,
 ) -> Family:
-    """A family under another type, with defaults of its own; ``arch`` is that of GGUF files."""
+    """A family under another type, with defaults of its own; ``arch`` is that of GGUF files, and
+    ``interleaved`` says how its code takes the sections of coordinates."""
     reader: Any = family.read
     gguf = None
     if arch is not None and family.gguf is not None:
@@ -70,7 +72,7 @@ def _text(
     return replace(
         family,
         model_type=model_type,
-        read=partial(reader, sections=True, **rotary),
+        read=partial(reader, interleaved_sections=interleaved, **rotary),
         defaults={**family.defaults, **defaults},
         written_as=family.model_type,
         gguf=gguf,
@@ -102,7 +104,7 @@ TEXTS = (
         {"num_key_value_heads": 4, "sliding_window": 32_768, "tie_word_embeddings": True},
         theta=1e6,
     ),
-    _text(_QWEN3, "qwen3_vl_text", {}, "qwen3vl", theta=5e5),
+    _text(_QWEN3, "qwen3_vl_text", {}, "qwen3vl", True, theta=5e5),
     replace(
         _text(
             _QWEN3_MOE,
@@ -116,6 +118,7 @@ TEXTS = (
                 "tie_word_embeddings": True,
             },
             "qwen3vlmoe",
+            True,
             theta=5e5,
         ),
         tensors=_UPRIGHT,
@@ -124,6 +127,7 @@ TEXTS = (
         _QWEN3_MOE,
         "qwen3_omni_moe_text",
         {"norm_topk_prob": True, "sliding_window": None},
+        interleaved=True,
         theta=1e6,
     ),
     _text(

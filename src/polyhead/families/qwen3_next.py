@@ -145,6 +145,7 @@ def read(
     rotated: float = 0.25,
     kinds: Sequence[str] = (LINEAR, FULL),
     kind: type[GatedAttentionConfig] = GatedAttentionConfig,
+    interleaved_sections: bool | None = True,
     **heads: Any,
 ) -> TransformerConfig:
     """The configuration that the keys mean.
@@ -156,6 +157,7 @@ def read(
         rotated: Part of a head that is rotated where the file does not say.
         kinds: What ``layer_types`` may hold; all but the first are gated attention.
         kind: Of gated attention.
+        interleaved_sections: As of ``read_rope``.
         **heads: Further fields of it.
     """
     norm = NormConfig("rmsnorm", eps=keys.number("rms_norm_eps"), weight_offset=1.0)
@@ -164,7 +166,13 @@ def read(
     network = (
         read_network(keys) if dense else FeedForwardConfig(keys.whole("moe_intermediate_size"))
     )
-    plain = Plain(keys, norm=norm, network=network, partial_rotary_factor=rotated, sections=True)
+    plain = Plain(
+        keys,
+        norm=norm,
+        network=network,
+        partial_rotary_factor=rotated,
+        interleaved_sections=interleaved_sections,
+    )
     sizes = plain.sizes
     full = plain.attention(kind=kind, qk_norm=QKNormConfig(norm), **heads)
     state = GatedDeltaNetConfig(
@@ -288,7 +296,7 @@ FAMILIES = (
     Family(
         "qwen3_next",
         "Qwen3Next",
-        partial(read, dense=True, sparse=True),
+        partial(read, dense=True, sparse=True, interleaved_sections=None),
         partial(tensors, joined=True),
         defaults={
             **DEFAULTS,

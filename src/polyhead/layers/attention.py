@@ -23,6 +23,7 @@ from polyhead.layers import fused
 from polyhead.layers.attention_parts import (
     alibi_of,
     check_cache,
+    check_coordinates,
     check_input,
     default_head_dim,
     ragged_positions,
@@ -189,7 +190,11 @@ class MultiHeadAttention(HeadProjections):
             mask: Who may look at whom; None: everything is visible. The window is added to it.
             bias: Added to the scores: ``ALiBi``, ``RelativeBias`` or ``[B, H, T, S]``.
             positions: ``[T]`` or ``[B, T]`` of ``x``; default: they follow on from the cache, and
-                in cross-attention they are 0 … T − 1.
+                in cross-attention they are 0 … T − 1. Or ``[C, B, T]`` of C coordinates, for a rope
+                with ``sections``: they rotate queries and keys, while masks, biases, windows and
+                the cache go by the order of the tokens, as without positions. Later calls with
+                the cache then need positions too: a token behind a picture follows on from the
+                greatest coordinate, not from the number of tokens.
             context_positions: ``[S]`` or ``[B, S]`` of ``context``; default 0 … S − 1.
             cache: What is remembered from earlier calls.
             kernel: ``"auto"`` or the name of a kernel.
@@ -225,12 +230,22 @@ class MultiHeadAttention(HeadProjections):
             # Not ``self(...)``: hooks, and what ranks share, are about the whole call.
             y = type(self).forward(self, folded, context, mask=mask, cache=cache, kernel=kernel)
             return y.reshape(x.shape)
+        coordinates = None
+        if positions is not None and positions.ndim == 3:
+            if context is not None:
+                raise ValueError("cross-attention takes no coordinates: got positions [C, B, T]")
+            check_coordinates(self.config, positions, x.shape[0], x.shape[1], cache)
+            coordinates, positions = positions, None
         if context is None:
             if context_positions is not None:
                 raise ValueError("context_positions need a context: got none")
             if positions is None and cache is not None:
                 positions = ragged_positions(cache, x)
-            q, source, own = self._self_attention(x, positions, cache, handed)
+            if coordinates is None:
+                q, source, own = self._self_attention(x, positions, cache, handed)
+            else:
+                own = None
+                q, source = self._rotated_at(x, coordinates, positions, cache, handed)
             if isinstance(own, Bias):
                 bias = own
             elif own is not None:
@@ -299,19 +314,29 @@ class MultiHeadAttention(HeadProjections):
     ) -> tuple[Tensor, KeyValueSource, Mask | Bias | None]:
         """Queries, the source that they read, and the keys of it that they choose, or a bias of
         the layer's own; None: all, as they are."""
+        at: int | Tensor = 0 if cache is None else cache.length
+        at = at if positions is None else positions
+        return *self._rotated_at(x, at, positions, cache, handed), None
+
+    def _rotated_at(
+        self,
+        x: Tensor,
+        at: int | Tensor,
+        positions: Tensor | None,
+        cache: KeyValueCache | None,
+        handed: Handed | None,
+    ) -> tuple[Tensor, KeyValueSource]:
+        """Queries and a source of tokens that are rotated by ``at`` and ordered by ``positions``."""
         if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
             raise ValueError(
                 f"self-attention needs kdim and vdim equal to embed_dim={self.embed_dim}: got "
                 f"kdim={self.kdim}, vdim={self.vdim}; pass a context"
             )
-        at: int | Tensor = 0 if cache is None else cache.length
-        at = at if positions is None else positions
         if cache is not None and cache.rotates_late:
-            return *self._rotated_late(x, at, positions, cache), None
+            return self._rotated_late(x, at, positions, cache)
         q, k, v = self._project(x, at)
         v = self._with_handed(v, handed)
-        source = DenseSource(k, v, positions) if cache is None else cache.append(k, v, positions)
-        return q, source, None
+        return q, DenseSource(k, v, positions) if cache is None else cache.append(k, v, positions)
 
     def _rotated_late(
         self, x: Tensor, at: int | Tensor, positions: Tensor | None, cache: KeyValueCache

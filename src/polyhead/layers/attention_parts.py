@@ -14,11 +14,19 @@ from torch import Tensor, nn
 from polyhead._utils.checks import check_int
 from polyhead.caches import EvictingCache, KeyValueCache, LayerCache, SequenceCache
 from polyhead.caches.choice import no_eviction
-from polyhead.config import ALiBiConfig, HeadLayout, QKNormConfig, QueryTemperatureConfig
+from polyhead.config import (
+    ALiBiConfig,
+    AttentionConfig,
+    GatedAttentionConfig,
+    HeadLayout,
+    QKNormConfig,
+    QueryTemperatureConfig,
+)
 from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers.norms import HeadNorm, build_norm
 from polyhead.semantics import ALiBi, RoundedALiBi, alibi_slopes
 from polyhead.semantics.masks.algebra import called
+from polyhead.semantics.tokens import is_of
 
 
 def build_qk_norm(heads: int, head_dim: int, config: QKNormConfig) -> nn.Module:
@@ -94,6 +102,47 @@ def places_of(
     if positions is not None:
         return positions, positions
     return None, 0 if cache is None else cache.length
+
+
+COORDINATES = frozenset((AttentionConfig, GatedAttentionConfig))
+"""Layouts whose positions may have several coordinates."""
+
+
+def check_coordinates(
+    config: HeadLayout, positions: Tensor, batch: int, length: int, cache: object = None
+) -> None:
+    """Raises unless a layer can rotate so many tokens by several coordinates.
+
+    Args:
+        config: Of the layer.
+        positions: ``[C, B, T]`` as the caller gave them.
+        batch: B.
+        length: T.
+        cache: Of the layer, or None.
+
+    Raises:
+        TypeError: Not whole numbers.
+        UnsupportedError: A layout, or a cache, that reads positions in another way too.
+        ValueError: No rope sections, or another shape.
+    """
+    sections = None if config.rope is None else config.rope.sections
+    said = f"positions {list(positions.shape)} have several coordinates"
+    if type(config) not in COORDINATES:
+        raise UnsupportedError(f"{said}: {config.layout} takes one position for each token")
+    if sections is None:
+        raise ValueError(f"{said}: the rope of this layer has no sections; give [T] or [B, T]")
+    for name in ("alibi", "query_temperature"):
+        if getattr(config, name) is not None:
+            raise UnsupportedError(f"{said}: {name} reads one position of each token")
+    if isinstance(cache, EvictingCache) and cache.rotates_late:
+        raise UnsupportedError(f"{said}: this cache rotates tokens by their places in it")
+    if positions.is_floating_point():
+        raise TypeError(f"positions must be a tensor of whole numbers: got {positions.dtype}")
+    if len(positions) != len(sections) or not is_of(positions[0], batch, length):
+        raise ValueError(
+            f"positions by coordinates must be [C, B, T] = [{len(sections)}, {batch}, {length}]: "
+            f"got {list(positions.shape)}"
+        )
 
 
 def check_input(x: Tensor, embed_dim: int) -> None:

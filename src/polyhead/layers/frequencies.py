@@ -62,6 +62,23 @@ def inverse_frequencies(config: RopeConfig, dim: int, length: int = 0) -> tuple[
     return _default(config.theta, dim), 1.0
 
 
+def coordinates_of_pairs(config: RopeConfig, pairs: int) -> list[int]:
+    """Which coordinate of a token turns each of so many pairs (M-RoPE; Wang et al. 2024, §2.1).
+
+    Raises:
+        ConfigError: No sections, or sections of another number of pairs.
+    """
+    sections = _of(config.sections)
+    if sum(sections) != pairs:
+        raise ConfigError(
+            f"rope sections must count each rotated pair once, {pairs} in all: got {sections}"
+        )
+    count = len(sections)
+    if config.interleaved_sections:
+        return [i % count if i < count * sections[i % count] else 0 for i in range(pairs)]
+    return [coordinate for coordinate in range(count) for _ in range(sections[coordinate])]
+
+
 def regime(config: RopeConfig, length: int) -> int:
     """A number that is equal for two lengths exactly when their frequencies are."""
     if config.type == "dynamic":

@@ -82,7 +82,7 @@ KNOWN = SupportedFields(
         RopeConfig: ANY(
             "theta type dim factor original_max_positions low_freq_factor high_freq_factor "
             "beta_fast beta_slow attention_factor mscale mscale_all_dim truncate short_factor "
-            "long_factor frequencies rotated"
+            "long_factor frequencies rotated sections interleaved_sections"
         ),
     }
 )

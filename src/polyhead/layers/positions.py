@@ -24,7 +24,7 @@ from polyhead.config import AxialConfig, RopeConfig, RopeType, SinusoidConfig
 from polyhead.errors import ConfigError, ContextLengthError, UnsupportedError
 from polyhead.layers import fused
 from polyhead.layers.fixed import Fixed
-from polyhead.layers.frequencies import inverse_frequencies, regime
+from polyhead.layers.frequencies import coordinates_of_pairs, inverse_frequencies, regime
 from polyhead.layers.packed import following
 from polyhead.native import batch_invariant
 from polyhead.semantics.tokens import GraphCapture, active_capture, is_traced, is_tracing
@@ -117,11 +117,15 @@ class RoPE:
         Args:
             x: ``[B, N, T, D]``, or ``[B, T, N, D]`` with ``head_axis=2``.
             positions: The first token's position, the others following on; or ``[T]`` or
-                ``[B, T]`` whole numbers.
+                ``[B, T]`` whole numbers; or ``[C, B, T]`` of C coordinates, with
+                ``config.sections`` of as many.
             head_axis: Which axis of ``x`` counts heads.
 
         Returns:
             A new tensor like ``x``.
+
+        Raises:
+            ValueError: Coordinates without sections, or of another number.
         """
         head_dim = x.shape[-1]
         dim = self.config.dim
@@ -130,7 +134,7 @@ class RoPE:
             half = head_dim // 2
             code = native.code_for(x) if head_axis == 2 and x.stride(-1) == 1 else None
             if code is not None:
-                own = isinstance(positions, Tensor) and positions.ndim == 2  # of every batch row
+                own = isinstance(positions, Tensor) and positions.ndim > 1  # of every batch row
                 tokens = x.reshape(1, -1, *x.shape[2:]) if own else x
                 return code.rotate(tokens, rotation.cos, rotation.sin).view(x.shape)
             plain = head_axis == 2 and not isinstance(positions, Tensor) and x.stride(-1) == 1
@@ -148,7 +152,7 @@ class RoPE:
         """cos and sin of the angles, ``[..., d]`` each, as transformers' rotary modules give them.
 
         Args:
-            positions: ``[T]`` or ``[B, T]`` whole numbers.
+            positions: ``[T]`` or ``[B, T]`` whole numbers, or ``[C, B, T]`` of C coordinates.
             head_dim: D; d is ``dim`` where that was given.
             dtype: Dtype of the result; the angles are float32.
         """
@@ -190,7 +194,7 @@ class RoPE:
     ) -> _Rotation:
         """cos and sin in a shape that multiplies ``x``."""
         if isinstance(positions, Tensor):
-            axis = head_axis if positions.ndim == 2 else head_axis - 1
+            axis = head_axis if positions.ndim > 1 else head_axis - 1
             if (step := active_capture()) is not None:
                 return self._with_captured(step, positions, dim, x).with_heads(axis)
             return self._computed(positions, dim, x.dtype).with_heads(axis)
@@ -275,9 +279,24 @@ class RoPE:
                 "frequencies depend on the greatest position of the call"
             )
         frequencies, factor = inverse_frequencies(self.config, self._rotated_dim(dim), length)
-        angles = positions[..., None].float() * frequencies.to(positions.device)
+        at = positions[..., None]
+        if positions.ndim == 3:
+            at = self._by_pair(positions, len(frequencies))
+        angles = at.float() * frequencies.to(positions.device)
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+    def _by_pair(self, positions: Tensor, pairs: int) -> Tensor:
+        """``[B, T, pairs]`` of ``[C, B, T]``: the coordinate that turns each pair."""
+        sections = self.config.sections
+        if sections is None or len(sections) != len(positions):
+            count = "no sections" if sections is None else f"{len(sections)} sections"
+            raise ValueError(
+                "positions [C, B, T] need rope sections, one of each coordinate: got C="
+                f"{len(positions)} and {count}"
+            )
+        chosen = coordinates_of_pairs(self.config, pairs)
+        return positions.movedim(0, -1)[..., torch.tensor(chosen, device=positions.device)]
 
     def _rotated_dim(self, head_dim: int) -> int:
         dim = head_dim if self.config.dim is None else self.config.dim
@@ -285,6 +304,8 @@ class RoPE:
             raise ConfigError(
                 f"rope rotates an even number of features, at most head_dim={head_dim}: got {dim}"
             )
+        if self.config.sections is not None:
+            coordinates_of_pairs(self.config, dim // 2)
         return dim
 
     def _forget_tables(self) -> None:

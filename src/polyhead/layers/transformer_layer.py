@@ -222,6 +222,11 @@ class TransformerLayer(Fixed):
         """Whether it hands something on to later layers, or reads it."""
         return self.config.takes_handed
 
+    @property
+    def rotates(self) -> bool:
+        """Whether its attention has rotary positions."""
+        return self.config.attention.rope is not None
+
     def forward(
         self,
         x: Tensor,
@@ -245,7 +250,8 @@ class TransformerLayer(Fixed):
             mask: Who may look at whom among ``x`` (and what the cache holds).
             context_mask: Who may look at which tokens of the context.
             bias: Added to the scores of the self-attention.
-            positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache.
+            positions: ``[T]`` or ``[B, T]``, or ``[C, B, T]`` of C coordinates, as of
+                ``MultiHeadAttention``; default: they follow on from the cache.
             cache: Cache of the self-attention.
             context_cache: Cache of the cross-attention; filled by the first call.
             kernel: ``"auto"`` or the name of a kernel.

@@ -9,6 +9,7 @@ from polyhead.caches import Evicting, ModelCache, Quantized
 from polyhead.config import LayerConfig, TransformerConfig
 from polyhead.config.layout import EMBEDDING, GLOBAL_TOKENS, SEGMENTS
 from polyhead.errors import ContextLengthError, InputError, UnsupportedError
+from polyhead.layers.attention_parts import check_coordinates
 from polyhead.layers.handed import Handed
 from polyhead.native import batch_invariant
 from polyhead.semantics.tokens import active_capture, is_of, is_traced
@@ -92,7 +93,8 @@ def check_positions(
     """Raises unless every token of ``ids`` stands at a position below ``max_positions``.
 
     Args:
-        positions: ``[T]`` or ``[B, T]``, or None: they follow on from ``first``.
+        positions: ``[T]`` or ``[B, T]``, ``[C, B, T]`` that ``check_coordinates`` of a model has
+            checked, or None: they follow on from ``first``.
         first: The first token's position where there are no explicit ones.
         ids: ``[B, T]``.
         max_positions: Length of the model's context.
@@ -115,7 +117,7 @@ def check_positions(
     if not isinstance(positions, Tensor) or positions.is_floating_point():
         got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise TypeError(f"positions must be a tensor of whole numbers: got {got}")
-    if not is_of(positions, B, T):
+    if positions.ndim != 3 and not is_of(positions, B, T):
         raise ValueError(
             f"positions must be [T] = [{T}] or [B, T] = [{B}, {T}]: got {list(positions.shape)}"
         )
@@ -201,17 +203,24 @@ def check_call(
     Raises:
         InputError: No tokens, or an id outside the vocabulary.
         ContextLengthError: More tokens than the model's context holds.
-        ValueError: A cache for another kind of model or number of layers, no last token, or
-            positions behind a soft prompt.
+        ValueError: A cache for another kind of model or number of layers, no last token,
+            positions behind a soft prompt, or coordinates that the layers' rope does not have.
+        UnsupportedError: Coordinates for a layer that takes one position of each token.
     """
     if positions is not None and config.embedding.soft_prompt is not None:
         raise ValueError(
             f"tokens behind a soft prompt follow on from it: got positions {list(positions.shape)}"
         )
+    padded = cache is not None
+    if isinstance(positions, Tensor) and positions.ndim == 3:
+        _check_coordinates(config, ids, positions)
+        padded = False
+    if cache is not None and cache.coordinates and cache.length:
+        _check_goes_on(cache, positions)
     if config.embedding.frontend is None:
         check_ids("ids", ids, config.vocab_size)
         context = config.max_positions + (0 if cache is None else cache.lost_positions)
-        check_positions(positions, start, ids, context, cache is not None)
+        check_positions(positions, start, ids, context, padded)
     if last is not None and last < 1:
         raise ValueError(f"last must be at least 1 token, or None for all: got {last}")
     if cache is None:
@@ -221,6 +230,39 @@ def check_call(
     if len(cache.layers) != len(config.layers):
         raise ValueError(
             f"the cache was made for {len(cache.layers)} layers, the model has {len(config.layers)}"
+        )
+
+
+def _check_coordinates(config: TransformerConfig, ids: Tensor, positions: Tensor) -> None:
+    """Raises unless every layer that reads positions takes these, ``[C, B, T]``."""
+    said = f"positions {list(positions.shape)} have several coordinates"
+    turned = [layer for layer in config.layers if layer.attention.rope is not None]
+    if not turned or ids.ndim != 2:
+        raise ValueError(f"{said}: no layer of this model rotates tokens by them")
+    read = {
+        "learned or sinusoidal positions": config.embedding.positions,
+        "relative_bias": config.relative_bias,
+        "relative_embedding": config.relative_embedding,
+        "a funnel": config.funnel,
+        "out_convolution": next((each.out_convolution for each in turned), None),
+    }
+    for name, part in read.items():
+        if part is not None:
+            raise UnsupportedError(f"{said}: {name} of this model reads one of each token")
+    for layer in config.layers:
+        attention = layer.attention
+        if attention.rope is not None or getattr(attention, "alibi", None) is not None:
+            check_coordinates(attention, positions, *ids.shape)
+
+
+def _check_goes_on(cache: ModelCache, positions: Tensor | None) -> None:
+    """Raises where tokens behind others at several coordinates have no such themselves."""
+    if positions is None or positions.ndim != 3:
+        got = "none" if positions is None else list(positions.shape)
+        raise ValueError(
+            f"this cache holds tokens at {cache.coordinates} coordinates, which do not count them: "
+            f"give positions [{cache.coordinates}, B, T] in each call, also of text (equal "
+            f"coordinates, from the greatest so far + 1): got {got}"
         )
 
 

@@ -123,7 +123,8 @@ def run_layers(
             ``context_mask``.
         mask: Who may look at whom.
         biases: What is added to the scores of each layer.
-        positions: They belong to no cache; None: they follow on from each layer's.
+        positions: They belong to no cache; None: they follow on from each layer's. Those of several
+            coordinates are given to layers that rotate; others, too, go by the order of tokens.
         kernel: ``"auto"`` or the name of a kernel.
         caches: Of each layer, or None.
         context_mask: Who may look at which tokens of the context.
@@ -136,6 +137,7 @@ def run_layers(
     counts = None if rows is None else rows.counts
     together = plan is not None and positions is None and kernel in ("auto", "native")
     parts = [*zip(layers, biases, caches, context_caches, strict=True)]
+    coordinates = positions is not None and positions.ndim == 3
     at = part = 0
     while at < len(parts):
         if together and plan is not None:
@@ -157,6 +159,8 @@ def run_layers(
             if isinstance(layer, TransformerLayer) and layer.takes_handed:
                 handed = Handed(at) if handed is None else handed.at(at)
                 call["handed"] = handed
+            if coordinates and isinstance(layer, TransformerLayer) and not layer.rotates:
+                call["positions"] = None
             if rows is not None:
                 x = rows.padded(x)
             if part and isinstance(layer, TransformerLayer):

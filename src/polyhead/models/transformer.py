@@ -165,7 +165,12 @@ class Transformer(Fixed):
         Args:
             ids: ``[B, T]`` int64 or int32, or what the embedding's frontend reads.
             positions: ``[T]`` or ``[B, T]``; default: they follow on from the cache, from 0
-                without one. With a cache, tokens below 0 are padding and not remembered.
+                without one. With a cache, tokens below 0 are padding and not remembered. Or
+                ``[C, B, T]`` of C coordinates (M-RoPE), where every rope has that many
+                ``sections``: they rotate queries and keys, while causal order, masks, windows and
+                caches go by the order of tokens, as in transformers. A cache that holds such tokens
+                needs ``[C, B, T]`` in all later calls: behind a picture, text goes on at the
+                greatest coordinate + 1, whatever the number of tokens.
             segments: ``[B, T]`` token types, or languages, for models that have them; default all
                 0, or none where they are optional or scored.
             mask: Who may look at whom; a decoder adds ``Causal()``. Padding on the right:
@@ -258,7 +263,7 @@ class Transformer(Fixed):
         prompt = embedding.soft_prompt
         if prompt is not None and mask is not None:
             mask = KeyLengths(lengths_of(mask, ids, "a soft prompt") + prompt.length)
-        at = start if positions is None else positions
+        at = start if positions is None or positions.ndim == 3 else positions
         scored, added = (segments, None) if self._scores_segments else (None, segments)
         entered = [self.embedding(ids, at, added, *counted)]
         of_layers = None if self.config.kind == "encoder-decoder" else global_tokens
@@ -298,6 +303,9 @@ class Transformer(Fixed):
         except BaseException:
             undo(cache, before)
             raise
+        several = 0 if given is None or given.ndim != 3 else len(given)
+        if cache is not None and (several or not start):
+            cache.coordinates = several
         if cache is not None and context is not None:
             cache.context, cache.context_mask = context, context_mask
         if prompt is not None:

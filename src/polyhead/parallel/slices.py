@@ -115,6 +115,8 @@ class _HiddenStates:
             self._check_encoded(encoded)
         except Exception as error:  # whatever it is, other ranks must not wait
             refused = error
+        if isinstance(positions, Tensor) and positions.ndim == 3:
+            refused = unsupported("positions of several coordinates where tokens are spread")
         whole = {name: value for name, value in call.items() if name != "encoder_hidden"}
         agree_alike(
             context.dimensions, "a call with a cache", model, ids, positions, kernel, mask,

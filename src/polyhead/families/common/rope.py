@@ -44,7 +44,7 @@ def read_rope(
     states_trained: bool = False,
     alpha: bool = False,
     mscales: bool = False,
-    sections: bool = False,
+    interleaved_sections: bool | None = None,
     filled_in: bool = False,
     read_elsewhere: Collection[str] = (),
     unstated: RopeConfig | None = None,
@@ -65,7 +65,8 @@ def read_rope(
             whatever the length, and reads no other field then.
         mscales: with the type "longrope" the family has factors of its own for cos and sin, one in
             short and one in long sequences, which have to be the same.
-        sections: the family rotates by several coordinates (M-RoPE), which are equal in text.
+        interleaved_sections: how the family's code takes sections of coordinates (M-RoPE), whether
+            or not the file says so; None: as the file says.
         filled_in: transformers writes the family's own rope_theta at the top whatever
             rope_parameters says, and reads no rope_scaling.
         read_elsewhere: keys among the rope parameters that the family's reader takes itself.
@@ -96,11 +97,11 @@ def read_rope(
     if (
         stated_type is not None
         and stated_type != legacy_type
-        and not (sections and (stated_type, legacy_type) == ("default", "mrope"))
+        and (stated_type, legacy_type) != ("default", "mrope")
     ):
         raise inner.refused("type", legacy_type, f"the same as rope_type, {shortened(stated_type)}")
     rope_type: Any = "default" if legacy_type is None else legacy_type
-    if sections and rope_type == "mrope":  # so before transformers 4.46
+    if rope_type == "mrope":  # so before transformers 4.46
         rope_type = "default"
 
     fields = {
@@ -112,8 +113,7 @@ def read_rope(
         inner.expect("long_mscale", fields["attention_factor"])
     for key in read_elsewhere:
         inner.take(key, None)
-    if sections:
-        _check_sections(inner)
+    sections = _read_sections(inner, interleaved_sections)
     inner.finish()
     if stretch:
         if stretch < 0 or head_dim < 3:
@@ -122,6 +122,7 @@ def read_rope(
             )
         rope_type, fields = "default", {}
         theta *= stretch ** (head_dim / (head_dim - 2))
+    fields |= sections
     if states_trained and rope_type not in _KNOWS_TRAINED_LENGTH:
         fields.pop("original_max_positions", None)
     trained = keys.whole("original_max_position_embeddings", None)
@@ -273,14 +274,16 @@ def _value(keys: Keys, key: str) -> Any:
     return tuple(float(entry) for entry in values)
 
 
-def _check_sections(keys: Keys) -> None:
-    """``mrope_section``: how many frequencies each coordinate has; which is which does not matter
-    in text, where the three are equal."""
-    keys.flag("mrope_interleaved", False)
+def _read_sections(keys: Keys, interleaved: bool | None) -> dict[str, Any]:
+    """``mrope_section``: how many frequencies each coordinate has, and whether they take turns."""
+    stated = keys.flag("mrope_interleaved", bool(interleaved))
+    if interleaved is not None and stated != interleaved:
+        raise keys.refused("mrope_interleaved", stated, f"{interleaved}, as this family rotates")
     counts = keys.take("mrope_section", [])
     whole = isinstance(counts, list) and all(type(each) is int and each >= 0 for each in counts)
     if not whole or len(counts) not in (0, 3):
         raise keys.refused("mrope_section", counts, "three whole numbers from 0")
+    return {"sections": tuple(counts), "interleaved_sections": stated} if counts else {}
 
 
 def _either(keys: Keys, new: str, old: str) -> tuple[str, Mapping[str, Any]]:
@@ -310,25 +313,27 @@ def write_rope(rope: RopeConfig, head_dim: int) -> dict[str, Any]:
     values: dict[str, Any] = {"rope_theta": rope.theta}
     if rope.dim is not None:
         values["partial_rotary_factor"] = rope.dim / head_dim
-    if rope.type != "default":
-        values["rope_scaling"] = {"rope_type": rope.type} | write_scaling(rope)
+    if scaling := write_scaling(rope):
+        values["rope_scaling"] = {"rope_type": rope.type} | scaling
     return values
 
 
 def write_parameters(rope: RopeConfig) -> dict[str, Any]:
     """In the newer spelling alone, of a rotation of whole heads."""
-    scaling = {} if rope.type == "default" else write_scaling(rope)
-    parameters = {"rope_type": rope.type, "rope_theta": rope.theta, **scaling}
+    parameters = {"rope_type": rope.type, "rope_theta": rope.theta, **write_scaling(rope)}
     return {"rope_theta": rope.theta, "rope_scaling": None, "rope_parameters": parameters}
 
 
 def write_scaling(rope: RopeConfig) -> dict[str, Any]:
-    """The numbers of the scaling type."""
+    """The numbers of the scaling type, and sections of coordinates."""
     fields = {theirs: getattr(rope, ours) for theirs, ours in ROPE_FIELDS.items()}
     if rope.type == "dynamic":  # starts from max_position_embeddings
         del fields["original_max_position_embeddings"]
     if rope.truncate:
         del fields["truncate"]
+    if rope.sections is not None:
+        fields["mrope_section"] = [*rope.sections]
+        fields["mrope_interleaved"] = rope.interleaved_sections or None
     return {key: value for key, value in fields.items() if value is not None}
 
 
