@@ -47,9 +47,11 @@ class RopeConfig(Data):
     et al. 2024, Qwen2-VL, §2.1): how many frequencies each coordinate turns, the fastest by the
     first. ``interleaved_sections`` (Qwen3-VL): coordinates take turns instead, pair i by coordinate
     i mod C while i < C · sections[i mod C], and by the first beyond. Both are of any type, and
-    without effect where all coordinates of a token are equal, as in text. The other fields belong to the scaling types that
-    read them; see ``polyhead.layers.frequencies``. A field that the type does not read is refused:
-    a model with half of its scaling would load without error and be wrong.
+    without effect where all coordinates of a token are equal, as in text.
+
+    The other fields belong to the scaling types that read them; see
+    ``polyhead.layers.frequencies``. A field that the type does not read is refused: a model with
+    half of its scaling would load without error and be wrong.
 
     Raises:
         ConfigError: An unknown type, a field that is missing, or one that the type does not read.

@@ -1,8 +1,9 @@
 """Text models of Qwen2-VL to Qwen3-Omni, GLM-4.1V and 4.5V, PaddleOCR-VL, and Emu3 (2024 to 2025).
 
 All but Emu3 rotate by three coordinates (M-RoPE; Qwen2-VL, Wang et al. 2024, §2.1), which are equal
-in text; where the file gives their sections, a call may give coordinates. So each is a family that has ordinary rotary embedding, with other defaults, and is saved
-as that: transformers has no class of theirs with a head and without an image encoder.
+in text; where a file states their sections, calls may give coordinates. So each is a family that
+has ordinary rotary embedding, with other defaults, and is saved as that: transformers has no class
+of theirs with a head and without an image encoder.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ class MultiHeadAttention(HeadProjections):
         cache: KeyValueCache | None,
         handed: Handed | None,
     ) -> tuple[Tensor, KeyValueSource]:
-        """Queries and a source of tokens that are rotated by ``at`` and ordered by ``positions``."""
+        """Queries and a source of tokens, rotated by ``at`` and ordered by ``positions``."""
         if self.kdim != self.embed_dim or self.vdim != self.embed_dim:
             raise ValueError(
                 f"self-attention needs kdim and vdim equal to embed_dim={self.embed_dim}: got "
