@@ -350,6 +350,7 @@ def _wanted(model: Any) -> Tensor:
     return logits
 
 
+_SLOW = pytest.mark.slow
 _OFTEN = frozenset(
     (
         "llava",
@@ -402,6 +403,74 @@ def test_text_model_equals_the_whole_on_ids(name: str, option: Values, tmp_path:
         return
     assert not report["unexpected_keys"]
     assert (_wanted(again.eval()) - wanted).abs().max() < 5e-5 * wanted.std()
+
+
+_WINDOWED = CASES["qwen2_5_vl"].options[-1]
+_BY_SECTIONS = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [2, 1, 1]}
+_SLIDING = {"sliding_attention": _BY_SECTIONS, "full_attention": None}
+_SECTIONS: Mapping[str, tuple[str, Values, bool]] = {
+    "qwen2_vl": ("qwen2_vl", {}, False),
+    "qwen2_5_vl": ("qwen2_5_vl", _WINDOWED, False),
+    "qwen2_5_omni": ("qwen2_5_omni_thinker", {}, False),
+    "glm4v": ("glm4v", CASES["glm4v"].options[-1], False),
+    "glm4v_moe": ("glm4v_moe", {}, False),
+    "paddleocr_vl": ("paddleocr_vl", {}, False),
+    "qwen3_vl": ("qwen3_vl", CASES["qwen3_vl"].options[-1], True),
+    "qwen3_vl_moe": ("qwen3_vl_moe", {}, True),
+    "qwen3_omni_moe": ("qwen3_omni_moe_thinker", {}, True),
+    "qwen3_5": ("qwen3_5", _mrope(1, 1, 0, partial_rotary_factor=0.5), True),
+    "cohere_compass": ("cohere_compass", {"rope_parameters": _SLIDING}, True),
+}
+"""Types whose text models rotate by sections: a case, and whether these are interleaved."""
+
+
+def _of_pictures() -> Tensor:
+    """``[3, 2, 24]``: time, height and width of six tokens of text, a picture of 3 · 4 and text
+    again, from the greatest coordinate + 1; and of a row of any numbers, which go back too."""
+    text, picture = torch.arange(6).expand(3, 6), torch.arange(12)
+    grid = torch.stack((torch.zeros_like(picture), picture // 4, picture % 4))
+    row = torch.cat((text, 6 + grid, 10 + text), dim=1)
+    other = torch.randint(0, 30, (3, 24), generator=torch.Generator().manual_seed(3))
+    return torch.stack((row, other), dim=1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("qwen2_vl", "qwen3_vl", "qwen3_5") else _SLOW)
+        for name in _SECTIONS
+    ],
+)
+@torch.no_grad()
+def test_coordinates_of_pictures_turn_tokens_as_in_the_whole(name: str, tmp_path: Path) -> None:
+    case, option, interleaved = _SECTIONS[name]
+    theirs, at, ids = _model(case, option), _of_pictures(), _ids()
+    theirs.save_pretrained(tmp_path / "theirs")
+    wanted = theirs(input_ids=ids, position_ids=at).logits
+    assert (wanted - _wanted(theirs)).abs().max() > 0.5 * wanted.std()
+    ours = load_checkpoint(tmp_path / "theirs")
+    cache, chunks = ours.model.new_cache(), [*CHUNKS, 24 - sum(CHUNKS)]
+    pairs = zip(ids.split(chunks, dim=1), at.split(chunks, dim=2), strict=True)
+    parts = [ours.model(part, positions=where, cache=cache) for part, where in pairs]
+    for got in (ours.model(ids, positions=at), torch.cat(parts, dim=1)):
+        assert (got - wanted).abs().max() < all_cases()[ours.family].error * wanted.std()
+    # Sections are kept, here and in the saved file, which says whether they take turns.
+    ropes = [each.attention.rope for each in ours.config.layers if each.attention.rope]
+    assert {rope.interleaved_sections for rope in ropes} == {interleaved}
+    save_checkpoint(ours, tmp_path / "ours")
+    again = load_checkpoint(tmp_path / "ours")
+    assert again.config.layers == ours.config.layers
+    assert torch.equal(again.model(ids, positions=at), ours.model(ids, positions=at))
+
+
+@pytest.mark.parametrize(("name", "stated"), [("qwen2_vl", True), ("qwen3_vl", False)])
+def test_sections_that_the_types_code_takes_otherwise_are_refused(name: str, stated: bool) -> None:
+    text = _mrope(16, 24, 24)["rope_parameters"] | {"mrope_interleaved": stated}
+    values = {"model_type": name, "text_config": {"rope_parameters": text}}
+    with pytest.raises(
+        ConfigError, match=f"mrope_interleaved is {stated}; supported is {not stated}"
+    ):
+        read_config(values, "config.json")
 
 
 def test_every_wrapper_has_its_case() -> None:

@@ -218,6 +218,9 @@ def test_works_without_values_on_the_meta_device():
         ({"theta": 0.0}, "theta must be positive"),
         ({"type": "explicit"}, "needs frequencies"),
         ({"frequencies": (1.0,)}, "does not read frequencies"),
+        ({"sections": (4,)}, "sections must be two or more whole numbers"),
+        ({"sections": (4, -1)}, "sections must be two or more whole numbers"),
+        ({"interleaved_sections": True}, "interleaved_sections needs sections"),
         (
             {
                 "type": "longrope",
@@ -248,6 +251,60 @@ def test_sizes_that_do_not_fit_the_head_are_refused():
         RoPE.from_config(RopeConfig(type="explicit", frequencies=(1.0, 0.5)), head_dim=8)
     with pytest.raises(ConfigError, match="even number"):
         RoPE().apply(torch.randn(1, 1, 2, 7))
+    for interleaved in (False, True):
+        rope = RopeConfig(sections=(2, 1), interleaved_sections=interleaved)
+        with pytest.raises(ConfigError, match=r"each rotated pair once, 4 in all: got \(2, 1\)"):
+            RoPE.from_config(rope, head_dim=8)
+
+
+# Which coordinate turns each pair, written out. Of (3, 1, 4) interleaved, the second coordinate
+# ends behind pair 1, and pairs behind 3 · 1 that would be its belong to the first.
+SECTIONS = [
+    ((3, 1, 4), False, [0, 0, 0, 1, 2, 2, 2, 2]),
+    ((3, 1, 4), True, [0, 1, 2, 0, 0, 2, 0, 0]),
+    ((4, 2, 2), True, [0, 1, 2, 0, 1, 2, 0, 0]),
+    ((2, 2, 2, 2), False, [0, 0, 1, 1, 2, 2, 3, 3]),
+    ((5, 3), True, [0, 1, 0, 1, 0, 1, 0, 0]),
+]
+
+
+@pytest.mark.parametrize("head_axis", [1, 2])
+@pytest.mark.parametrize(("sections", "interleaved", "turned_by"), SECTIONS)
+def test_each_pair_turns_by_its_coordinate(sections, interleaved, turned_by, head_axis):
+    """Against complex numbers in float64, with two features of a head that do not turn."""
+    rope = RoPE(50.0, dim=16, sections=sections, interleaved_sections=interleaved)
+    x = torch.randn(2, 3, 5, 18, requires_grad=True)
+    positions = torch.randint(0, 40, (len(sections), 2, 5))
+    of_pair = positions.double()[turned_by].permute(1, 2, 0)  # [B, T, pairs]
+    angles = of_pair * 50.0 ** (-torch.arange(8).double() / 8)
+    turned = torch.complex(x[..., :8].double(), x[..., 8:16].double())
+    turned = turned * torch.polar(torch.ones_like(angles), angles).unsqueeze(1)
+    wanted = torch.cat((turned.real, turned.imag, x[..., 16:].double()), dim=-1)
+    given = x if head_axis == 1 else x.transpose(1, 2).contiguous()
+    got = rope.apply(given, positions, head_axis=head_axis)
+    got = got if head_axis == 1 else got.transpose(1, 2)
+    torch.testing.assert_close(got.double(), wanted, atol=2e-5, rtol=0)
+    seed = torch.randn_like(wanted)
+    ours, theirs = (torch.autograd.grad((y * seed).sum(), x)[0] for y in (got.double(), wanted))
+    torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
+
+
+def test_equal_coordinates_rotate_as_one_position_and_as_without_sections():
+    x, positions = torch.randn(2, 3, 5, 16), torch.randint(0, 40, (2, 5))
+    rope = RoPE(50.0, sections=(3, 1, 4), interleaved_sections=True)
+    for at in (positions, positions.expand(3, 2, 5)):
+        assert torch.equal(rope.apply(x, at), RoPE(50.0).apply(x, positions))
+    assert torch.equal(rope.apply(x, 7), RoPE(50.0).apply(x, 7))
+    shared = positions[:1].expand(3, 1, 5)
+    assert torch.equal(rope.apply(x, shared), RoPE(50.0).apply(x, positions[0]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "count"), [({}, "no sections"), ({"sections": (4, 4)}, "2 sec")]
+)
+def test_coordinates_that_the_rope_does_not_have_are_refused(fields, count):
+    with pytest.raises(ValueError, match=f"need rope sections.* got C=3 and {count}"):
+        RoPE(**fields).apply(torch.randn(2, 3, 5, 16), torch.zeros(3, 2, 5, dtype=torch.long))
 
 
 @pytest.mark.parametrize("code", native.all_codes(), ids=lambda code: code.name)
