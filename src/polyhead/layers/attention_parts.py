@@ -129,11 +129,11 @@ def check_coordinates(
     said = f"positions {list(positions.shape)} have several coordinates"
     if type(config) not in COORDINATES:
         raise UnsupportedError(f"{said}: {config.layout} takes one position for each token")
-    if sections is None:
-        raise ValueError(f"{said}: the rope of this layer has no sections; give [T] or [B, T]")
     for name in ("alibi", "query_temperature"):
         if getattr(config, name) is not None:
             raise UnsupportedError(f"{said}: {name} reads one position of each token")
+    if sections is None:
+        raise ValueError(f"{said}: the rope of this layer has no sections; give [T] or [B, T]")
     if isinstance(cache, EvictingCache) and cache.rotates_late:
         raise UnsupportedError(f"{said}: this cache rotates tokens by their places in it")
     if positions.is_floating_point():
