@@ -178,6 +178,13 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], Any, type[Exception], str]] = {
         UnsupportedError,
         "alibi reads one",
     ),
+    "temperature of layers that do not rotate": (
+        [PLAIN, replace(PLAIN, rope=None, query_temperature=QueryTemperatureConfig(0.1, 4))],
+        {},
+        at(),
+        UnsupportedError,
+        "query_temperature reads one",
+    ),
     "temperature": (
         [replace(PLAIN, query_temperature=QueryTemperatureConfig(0.1, 4))],
         {},

@@ -27,7 +27,7 @@ from polyhead.caches import KeyValueCache
 from polyhead.caches.layer_cache import Packing
 from polyhead.config import AttentionConfig, FeedForwardConfig, LayerConfig, NormConfig, RopeConfig
 from polyhead.config.feed_forward import Activation
-from polyhead.errors import ConfigError
+from polyhead.errors import ConfigError, UnsupportedError
 from polyhead.layers.adapter import Adapter
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.attention_parts import default_head_dim
@@ -347,6 +347,8 @@ class TransformerLayer(Fixed):
             return self._parts(x, done, context, **given)
         positions, cache = given["positions"], given["cache"]
         what = "a layer that convolves what its parts give"
+        if positions is not None and positions.ndim == 3:
+            raise UnsupportedError(f"{what} takes one position for each token, not coordinates")
         real_tokens(given["mask"], x, positions, cached=cache is not None, what=what)
         with convolved_call(x, positions, cache) as call:
             return self._parts(x, done, context, call=call, **given)

@@ -88,17 +88,23 @@ def check_cache(cache: object) -> None:
 
 
 def check_positions(
-    positions: Tensor | None, first: int, ids: Tensor, max_positions: int, padding: bool = False
+    positions: Tensor | None,
+    first: int,
+    ids: Tensor,
+    max_positions: int,
+    padding: bool = False,
+    *,
+    several: bool = False,
 ) -> None:
     """Raises unless every token of ``ids`` stands at a position below ``max_positions``.
 
     Args:
-        positions: ``[T]`` or ``[B, T]``, ``[C, B, T]`` that ``check_coordinates`` of a model has
-            checked, or None: they follow on from ``first``.
+        positions: ``[T]`` or ``[B, T]``, or None: they follow on from ``first``.
         first: The first token's position where there are no explicit ones.
         ids: ``[B, T]``.
         max_positions: Length of the model's context.
         padding: Whether positions below 0 are understood, as padding that a cache leaves out.
+        several: Whether they are ``[C, B, T]`` of C coordinates, whose shape was checked.
 
     Raises:
         ContextLengthError: A position beyond the context.
@@ -117,7 +123,7 @@ def check_positions(
     if not isinstance(positions, Tensor) or positions.is_floating_point():
         got = positions.dtype if isinstance(positions, Tensor) else type(positions).__name__
         raise TypeError(f"positions must be a tensor of whole numbers: got {got}")
-    if positions.ndim != 3 and not is_of(positions, B, T):
+    if not several and not is_of(positions, B, T):
         raise ValueError(
             f"positions must be [T] = [{T}] or [B, T] = [{B}, {T}]: got {list(positions.shape)}"
         )
@@ -211,16 +217,16 @@ def check_call(
         raise ValueError(
             f"tokens behind a soft prompt follow on from it: got positions {list(positions.shape)}"
         )
-    padded = cache is not None
-    if isinstance(positions, Tensor) and positions.ndim == 3:
+    several = isinstance(positions, Tensor) and positions.ndim == 3
+    if positions is not None and several:
         _check_coordinates(config, ids, positions)
-        padded = False
     if cache is not None and cache.coordinates and cache.length:
         _check_goes_on(cache, positions)
     if config.embedding.frontend is None:
         check_ids("ids", ids, config.vocab_size)
         context = config.max_positions + (0 if cache is None else cache.lost_positions)
-        check_positions(positions, start, ids, context, padded)
+        padded = cache is not None and not several
+        check_positions(positions, start, ids, context, padded, several=several)
     if last is not None and last < 1:
         raise ValueError(f"last must be at least 1 token, or None for all: got {last}")
     if cache is None:
@@ -249,9 +255,9 @@ def _check_coordinates(config: TransformerConfig, ids: Tensor, positions: Tensor
     for name, part in read.items():
         if part is not None:
             raise UnsupportedError(f"{said}: {name} of this model reads one of each token")
-    for layer in config.layers:
-        attention = layer.attention
-        if attention.rope is not None or getattr(attention, "alibi", None) is not None:
+    for attention in (layer.attention for layer in config.layers):
+        named = (getattr(attention, name, None) for name in ("rope", "alibi", "query_temperature"))
+        if any(part is not None for part in named):
             check_coordinates(attention, positions, *ids.shape)
 
 
