@@ -38,7 +38,7 @@ def smollm2():
 @pytest.mark.parametrize(
     ("page", "printing"),
     [
-        ("attention.md", 13),
+        ("attention.md", 14),
         ("caches.md", 9),
         ("extending.md", 2),
         ("long-context.md", 4),

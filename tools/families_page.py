@@ -59,6 +59,10 @@ family's than the usual one here. What is left out stands in `Checkpoint.left_ou
 models of Qwen2-VL, Qwen3-VL, PaddleOCR-VL and Mistral Small 3 are read from GGUF files too
 (`qwen2vl`, `qwen3vl`, `qwen3vlmoe`, `paddleocr`, `mistral3`).
 
+Where a config.json states `mrope_section`, the text model also takes positions `[3, B, T]` of time,
+height and width, as the whole gives them ([several coordinates](attention.md#several-coordinates)).
+GGUF files and other layouts (Qwen4) take one position for each token.
+
 | `model_type` | text model | left out |
 |---|---|---|""",
     """
@@ -94,6 +98,8 @@ _CHINESE = (
 ## 多模态模型里的文本模型
 
 从整个模型的目录里加载文本模型；它读词元编号。它的类型也可以不是这里写的常见类型。略去的部分见 `Checkpoint.left_out`。Qwen2-VL、Qwen3-VL、PaddleOCR-VL 和 Mistral Small 3 的文本模型也能从 GGUF 文件读取（`qwen2vl`、`qwen3vl`、`qwen3vlmoe`、`paddleocr`、`mistral3`）。
+
+config.json 里写有 `mrope_section` 时，文本模型也接受时间、高、宽的位置 `[3, B, T]`，与整个模型给出的相同（[多个坐标](attention.md#多个坐标)）。GGUF 文件和其他布局（Qwen4）每个词元只接受一个位置。
 
 | `model_type` | 文本模型 | 略去 |
 |---|---|---|""",  # noqa: E501
