@@ -295,8 +295,11 @@ def test_equal_coordinates_rotate_as_one_position_and_as_without_sections():
     for at in (positions, positions.expand(3, 2, 5)):
         assert torch.equal(rope.apply(x, at), RoPE(50.0).apply(x, positions))
     assert torch.equal(rope.apply(x, 7), RoPE(50.0).apply(x, 7))
-    shared = positions[:1].expand(3, 1, 5)
-    assert torch.equal(rope.apply(x, shared), RoPE(50.0).apply(x, positions[0]))
+    tokens = x.transpose(1, 2).contiguous()
+    for shared in (positions[:1], positions[:1].expand(3, 1, 5)):  # by all rows of the batch
+        assert torch.equal(rope.apply(x, shared), RoPE(50.0).apply(x, positions[0]))
+        got = rope.apply(tokens, shared, head_axis=2)
+        assert torch.equal(got, rope.apply(tokens, positions[0], head_axis=2))
 
 
 @pytest.mark.parametrize(

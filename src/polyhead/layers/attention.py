@@ -231,7 +231,7 @@ class MultiHeadAttention(HeadProjections):
             y = type(self).forward(self, folded, context, mask=mask, cache=cache, kernel=kernel)
             return y.reshape(x.shape)
         coordinates = None
-        if positions is not None and positions.ndim == 3:
+        if isinstance(positions, Tensor) and positions.ndim == 3:
             if context is not None:
                 raise ValueError("cross-attention takes no coordinates: got positions [C, B, T]")
             check_coordinates(self.config, positions, x.shape[0], x.shape[1], cache)

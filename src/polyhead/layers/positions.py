@@ -134,7 +134,8 @@ class RoPE:
             half = head_dim // 2
             code = native.code_for(x) if head_axis == 2 and x.stride(-1) == 1 else None
             if code is not None:
-                own = isinstance(positions, Tensor) and positions.ndim > 1  # of every batch row
+                rows = positions.shape[:-1] if isinstance(positions, Tensor) else ()
+                own = rows[-1:] not in ((), (1,))  # of every batch row
                 tokens = x.reshape(1, -1, *x.shape[2:]) if own else x
                 return code.rotate(tokens, rotation.cos, rotation.sin).view(x.shape)
             plain = head_axis == 2 and not isinstance(positions, Tensor) and x.stride(-1) == 1
