@@ -107,8 +107,12 @@ struct Step {
     LatentHeads latent;
     KVSegment cache[kMaxCacheSegments];             // in order; the last T tokens are not written yet
     int segments;
-    bool uneven;                        // rows differ in length: keys count on from 0 in a single segment
+    bool uneven;                        // rows differ in length: keys count on from 0 in a single segment, unless
+    bool placed;                        // rows differ in what they hold: keys have positions, or rows are read by_row
+    bool by_row;                        // one after the other in the order of position, around the one segment
+    int64_t base;                       // placed: a token lies at its position less this, modulo the last segment's length
     int64_t starts[kMaxStepRows];          // where the first token of each row goes, if they are uneven
+    int64_t held_from[kMaxStepRows];       // the first token that each row holds, by_row
     int64_t window;                     // keys that a query sees, itself included; 0: all before it
     int64_t chunk;                      // positions are cut into runs of so many, of which a query sees its own; 0: they are not
     const float* temperatures;          // of queries, by period of their positions, or null
@@ -146,9 +150,11 @@ inline void place_rows(Step& s, const int64_t* counts) {
     s.firsts[s.batch] = s.rows = m;
 }
 
+inline int64_t start_of(const Step& s, int64_t b) { return s.uneven ? s.starts[b] : s.position; }
+
 inline int64_t position_of(const Step& s, int64_t row) {
     const int64_t b = s.batch_row[row];
-    return (s.uneven ? s.starts[b] : s.position) + row - s.firsts[b];
+    return start_of(s, b) + row - s.firsts[b];
 }
 
 inline int64_t larger_of(int64_t a, int64_t b) { return a > b ? a : b; }

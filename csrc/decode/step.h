@@ -42,11 +42,12 @@ void apply_rope(const Step& s, T* x, int64_t stride, int64_t heads, int64_t head
 
 // Where new token t of a batch row and kv head goes: the last T of what the segments hold, or of the row.
 inline char* place_of(const Step& s, int64_t b, int64_t t, int64_t g, bool values) {
+    const bool by_position = s.uneven || s.placed;
     int i = s.segments - 1;
     int64_t back = s.tokens - t;
-    for (; back > s.cache[i].length; --i) back -= s.cache[i].length;
+    for (; !by_position && back > s.cache[i].length; --i) back -= s.cache[i].length;
     const KVSegment& segment = s.cache[i];
-    int64_t row = b, at = segment.skipped + (s.uneven ? s.starts[b] + t : segment.length - back);
+    int64_t row = b, at = segment.skipped + (by_position ? (start_of(s, b) + t - s.base) % segment.length : segment.length - back);
     if (segment.pages) row = segment.pages[b * segment.pages_batch + at / segment.page_length], at %= segment.page_length;
     const int64_t size = s.dtype == kFloat32 ? 4 : 2;
     return values ? (char*)segment.v + (row * segment.v_batch + g * segment.v_head + at * segment.v_token) * size
@@ -158,8 +159,8 @@ const T* project_latent(const Step& s, const T* x, float* fp32, Arena& arena, in
 // Which positions queries see, and their own, where the attention must know.
 inline void place_queries(const Step& s, Attention& c, Arena& arena) {
     auto lowest = [&](int64_t at) { return s.chunk ? at - at % s.chunk : s.window ? at - s.window + 1 : INT64_MIN; };
-    const bool bounded = s.tokens > 1 || s.uneven || s.position + 1 - c.keys < lowest(s.position);
-    int64_t next = s.uneven ? 0 : s.position + s.tokens - c.keys;
+    const bool bounded = s.tokens > 1 || s.uneven || s.placed || s.position + 1 - c.keys < lowest(s.position);
+    int64_t next = s.uneven || s.placed ? 0 : s.position + s.tokens - c.keys;
     for (int i = 0; i < c.count; ++i) c.segments[i].position = next, next += c.segments[i].length;
     if (!bounded && !s.slopes && !s.by_distance) return;
     int64_t *at = arena.take<int64_t>(s.rows), *low = arena.take<int64_t>(s.rows), *high = arena.take<int64_t>(s.rows);
@@ -189,6 +190,34 @@ inline void choose_keys(const Step& s, Attention& c, Arena& arena, int threads) 
     c.chosen_count = b.top_k, c.chosen_size = s.block_size, c.chosen_heads = b.heads / b.kv_heads, c.chosen_queries = 1;
 }
 
+// Rows of a ring that differ in what they hold, each with its keys in the order of position: the bits that it has alone.
+template <class T> Outcome attend_by_row(const Step& s, const Attention& all, int threads) {
+    const KVSegment ring = all.segments[0];
+    for (int64_t b = 0; b < s.batch; ++b) {
+        const int64_t m = s.firsts[b], count = s.firsts[b + 1] - m, first = s.held_from[b], own[2] = {0, count};
+        Attention c = all;
+        c.batch = 1, c.queries = count, c.keys = start_of(s, b) + count - first;
+        if (s.packed) c.firsts = own;
+        c.q += m * c.q_token * sizeof(T), c.out += m * c.out_query * sizeof(T);
+        if (c.lse) c.lse += m * c.heads;
+        if (s.uneven || s.packed) {
+            if (c.low) c.low += m, c.high += m;
+            if (c.q_positions) c.q_positions += m;
+        }
+        c.count = 0;
+        for (int64_t held = 0; held < c.keys; held += c.segments[c.count++].length) {
+            const int64_t at = (first + held) % ring.length, left = c.keys - held;
+            KVSegment& segment = c.segments[c.count] = ring;
+            segment.k += (b * ring.k_batch + at * ring.k_token) * sizeof(T);
+            segment.v += (b * ring.v_batch + at * ring.v_token) * sizeof(T);
+            segment.length = left < ring.length - at ? left : ring.length - at;
+            segment.position = first + held;
+        }
+        if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
+    }
+    return Outcome::done;
+}
+
 // What the attention makes of x [B, T, E], through the output projection.
 template <class T> Outcome attention_of(const Step& s, const T* x, float* fp32, Arena& arena, T* y, int threads) {
     const LatentHeads& l = s.latent;
@@ -215,7 +244,7 @@ template <class T> Outcome attention_of(const Step& s, const T* x, float* fp32, 
     T* out = arena.take<T>(s.rows * heads);
     c.out = (char*)out, c.out_batch = s.tokens * heads, c.out_head = s.value_dim, c.out_query = heads;
     if (s.sinks) c.lse = arena.take<float>(s.rows * s.heads);
-    if (const Outcome outcome = attend(c, threads); outcome != Outcome::done) return outcome;
+    if (const Outcome outcome = s.by_row ? attend_by_row<T>(s, c, threads) : attend(c, threads); outcome != Outcome::done) return outcome;
     if (s.sinks) {
         Sinks joined{s.dtype, s.batch, s.heads, s.tokens, s.value_dim, out, c.out_batch, c.out_head, c.out_query, c.lse, s.sinks, s.fp32_sinks};
         if (s.packed) joined.batch = s.rows, joined.queries = 1, joined.x_batch = heads;

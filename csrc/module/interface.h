@@ -22,7 +22,7 @@ namespace polyhead {
       experts, feed_forward_out_norm, slopes, cross, sinks, temperatures) \
     X(Cross, heads, norm, q, q_norm, out, out_norm) \
     X(LayerForm, dtype, embed_dim, heads, parallel, post, residual_scale, window, clip, chunk, rounded, every, offset, block_size, top_k) \
-    X(CacheSegment, k, v, first, length, pages, coding) \
+    X(CacheSegment, k, v, first, length, pages, coding, positions, firsts) \
     X(LayerCall, layer, rotation, segments, by_distance, memory, entries) \
     X(TileSums, entropy, squares, largest, top, received)
 

@@ -15,8 +15,8 @@ inline bool cache_segment_from(PyObject* tuple, const Step& s, int64_t batch, in
                      Known* known = nullptr) {
     using F = tuples::CacheSegment;
     const Fields<F> f(tuple, "segments");
-    View k, v, pages;
-    if (!f || !optional_view_of(f[F::pages], "pages", pages)) return false;
+    View k, v, pages, positions;
+    if (!f || !optional_view_of(f[F::pages], "pages", pages) || !optional_view_of(f[F::positions], "positions", positions)) return false;
     if (known ? !view_again(known[0], f[F::k], "segments", k) || (f[F::v] != Py_None && !view_again(known[1], f[F::v], "segments", v))
               : !view_of(f[F::k], "segments", k) || !optional_view_of(f[F::v], "segments", v))
         return false;
@@ -51,6 +51,11 @@ inline bool cache_segment_from(PyObject* tuple, const Step& s, int64_t batch, in
         if (g.v_bits) g.v_scale += skipped * g.v_unit, g.v_zero += skipped * g.v_unit;
     }
     p.length = length * unit;
+    if (positions) {
+        if (positions.kind != kOfInt64 || positions.dims != 2 || !positions.is_dense_from(0) || !positions.is(0, batch) || !positions.is(1, p.length))
+            return wrong("positions must be [B, n] int64, of every token of a segment");
+        p.positions = (const int64_t*)positions.at, p.positions_batch = p.length;
+    }
     if (!pages) return true;
     const int64_t each = k.size[2], used = each < 1 ? 0 : (first + length + each - 1) / each;
     if (pages.kind != kOfInt64 || pages.dims != 2 || !pages.is_dense_from(1) || !pages.is(0, batch) || each < 1 || used > pages.size[1])
@@ -69,6 +74,11 @@ inline bool cache_from(PyObject* list, Step& s, Known* known) {
     int64_t lacking = s.tokens;  // of the tokens that are written, which are not coded
     for (int i = s.segments; lacking > 0 && i > 0 && !s.cache[i - 1].coding.group; --i) lacking -= s.cache[i - 1].length;
     return lacking <= 0 || wrong("segments: fewer exact tokens than are written");
+}
+
+// Those of the only segment, of which rows are then read by row; None: otherwise.
+inline PyObject* firsts_of(PyObject* segments) {
+    return PyTuple_GetItem(PyList_GetItem(segments, 0), tuples::CacheSegment::firsts);
 }
 
 // How many tokens every batch row has: those of x [B, T, E], or a list.
@@ -93,6 +103,16 @@ inline bool counts_from(PyObject* list, const View& x, Step& s) {
     return true;
 }
 
+// A number for every batch row; false: an exception is set.
+inline bool rows_from(PyObject* list, const Step& s, int64_t* to, const char* name) {
+    if (!PyList_Check(list) || PyList_Size(list) != s.batch) return wrong(name);
+    for (int64_t b = 0; b < s.batch; ++b) {
+        to[b] = PyLong_AsLongLong(PyList_GetItem(list, b));
+        if (PyErr_Occurred()) return false;
+    }
+    return true;
+}
+
 // Where the first token of every row goes: one place for all, or a list.
 inline bool starts_from(PyObject* starts, Step& s) {
     if (!PyList_Check(starts)) {
@@ -100,13 +120,28 @@ inline bool starts_from(PyObject* starts, Step& s) {
         return !PyErr_Occurred() && (s.rows == s.batch * s.tokens || wrong("starts must be one for every row, as counts differ"));
     }
     s.uneven = true;
-    const KVSegment& only = s.cache[0];
-    if (PyList_Size(starts) != s.batch || s.segments != 1 || only.skipped || only.coding.group)
-        return wrong("starts must be one for every row, in a single segment");
+    return rows_from(starts, s, s.starts, "starts must be one for every row");
+}
+
+// Whether the places of the new tokens are in the segments, and what rows hold where they differ in it.
+inline bool places_from(PyObject* firsts, Step& s) {
+    const KVSegment &first = s.cache[0], &last = s.cache[s.segments - 1];
+    s.by_row = firsts != Py_None, s.placed = s.by_row || last.positions;
+    for (int i = 0; i < s.segments; ++i)
+        if ((bool)s.cache[i].positions != (s.placed && !s.by_row)) return wrong("positions must be of every segment");
+    if (!s.uneven && !s.placed) return true;
+    const bool alone = s.segments == 1 && !first.skipped && !first.coding.group;
+    if (s.placed ? last.skipped || last.coding.group || last.pages || (s.by_row && !alone) : !alone)
+        return wrong("rows that differ must write to a single segment of exact tokens");
+    if (s.by_row && !rows_from(firsts, s, s.held_from, "firsts must be one for every row")) return false;
+    s.base = s.segments > 1 && !first.coding.group ? first.length : 0;
     for (int64_t b = 0; b < s.batch; ++b) {
-        s.starts[b] = PyLong_AsLongLong(PyList_GetItem(starts, b));
-        if (PyErr_Occurred()) return false;
-        if (s.starts[b] < 0 || s.starts[b] > only.length - (s.firsts[b + 1] - s.firsts[b])) return wrong("starts must leave room for the tokens");
+        const int64_t start = start_of(s, b), count = s.firsts[b + 1] - s.firsts[b];
+        bool good = start >= s.base && start <= INT64_MAX / 4 && count <= last.length && (s.placed || start <= last.length - count);
+        if (good && s.by_row) good = s.held_from[b] >= 0 && s.held_from[b] <= start && start + count - s.held_from[b] <= last.length;
+        for (int64_t t = 0; good && last.positions && t < count; ++t)
+            good = last.positions[b * last.positions_batch + (start + t - s.base) % last.length] == start + t;
+        if (!good) return wrong("starts must leave room for the tokens");
     }
     return true;
 }
@@ -126,7 +161,7 @@ inline bool memory_from(PyObject* tuple, Step& s) {
     if (!c.q.weight || rows < 1 || s.batch % rows || s.packed) return wrong("memory: sizes that do not go together");
     c.shared = s.batch / rows;
     if (!cache_segment_from(tuple, s, rows, c.kv_heads, c.key_dim, c.value_dim, c.memory)) return false;
-    return (!c.memory.pages && !c.memory.coding.group && c.memory.v != c.memory.k) || wrong("memory: keys and values in rows");
+    return (!c.memory.pages && !c.memory.coding.group && !c.memory.positions && c.memory.v != c.memory.k) || wrong("memory: keys and values in rows");
 }
 
 // The entries by which the queries of one token of rows of equal length choose blocks.
@@ -135,7 +170,7 @@ inline bool choice_from(PyObject* tensor, Step& s) {
     if (!b.top_k) return tensor == Py_None || wrong("entries of a layer that chooses no blocks");
     b.batch = s.batch, b.kv_heads = s.kv_heads, b.key_dim = s.key_dim;
     if (!entries_from(tensor, s.dtype, b)) return false;
-    if (s.tokens != 1 || s.uneven || s.packed || s.position < 0 || s.position / s.block_size > b.count)
+    if (s.tokens != 1 || s.uneven || s.placed || s.packed || s.position < 0 || s.position / s.block_size > b.count)
         return wrong("entries: of one token of rows of equal length, an entry for each whole block");
     return true;
 }
@@ -294,12 +329,13 @@ class FusedLayers {
                          kMaxGemvRows, kMaxStepRows);
             return false;
         }
-        if (!counts_from(counts, x, s) || !cache_from(f[F::segments], s, layer.data->cache) || !starts_from(starts, s) || !choice_from(f[F::entries], s) || !distances_from(f[F::by_distance], s) ||
+        if (!counts_from(counts, x, s) || !cache_from(f[F::segments], s, layer.data->cache) || !starts_from(starts, s) ||
+            !places_from(firsts_of(f[F::segments]), s) || !choice_from(f[F::entries], s) || !distances_from(f[F::by_distance], s) ||
             !memory_from(f[F::memory], s) || !rotation_from(f[F::rotation], x.kind, layer))
             return false;
         if (!has_temperatures(s)) return wrong("starts: positions that have no temperature");
         bytes_ = larger_of(bytes_, step_bytes(s));
-        repeatable_ = repeatable_ && f[F::by_distance] == Py_None && f[F::memory] == Py_None && !s.choice.top_k && !s.uneven && !s.packed && s.segments == 1 &&
+        repeatable_ = repeatable_ && f[F::by_distance] == Py_None && f[F::memory] == Py_None && !s.choice.top_k && !s.uneven && !s.placed && !s.packed && s.segments == 1 &&
                       !s.cache[0].pages && !s.cache[0].coding.group && s.cache[0].length == s.position + s.tokens;
         return true;
     }

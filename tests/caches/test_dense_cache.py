@@ -245,7 +245,7 @@ def test_what_lies_in_one_piece_is_told_and_nothing_else():
     for part in (k[:, :, :3], k[:, :, 3:]):
         cache.append(part, v[:, :, : part.shape[2]])
         keys, values, first, count, *others = cache.held()
-        assert others == [None, None]
+        assert others == [None] * 4
         for have, want in zip((keys, values), cache.source().gather(), strict=True):
             assert torch.equal(have[:, :, first : first + count], want)
     own, uneven = cache.fork(), cache.fork()

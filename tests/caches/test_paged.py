@@ -203,7 +203,7 @@ def test_slots_are_reserved_in_pages_of_ones_own(seed):
         else:
             counts = [draw.randint(1, 3) if draw.random() < 0.3 else 1 for _ in rows]
             with held.in_use:
-                ((pages, _, _, stop, table, _),) = held.reserve_slots(None, counts)
+                ((pages, _, _, stop, table, *_),) = held.reserve_slots(None, counts)
                 if draw.random() < 0.1:
                     held.release_slots()
                     continue

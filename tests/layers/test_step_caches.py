@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 import polyhead as ph
 from polyhead import native
-from polyhead.caches import Latent, Paged, Ring, StoredCache
+from polyhead.caches import Latent, Paged, Ring, StoredCache, reserved
 from polyhead.config import (
     ALiBiConfig,
     AttentionConfig,
@@ -193,6 +194,163 @@ def test_rows_of_different_lengths_step_together(name: str, dtype: torch.dtype) 
     found = _step(layer, x, cache)
     assert found is not None
     assert torch.equal(found[1:2], _by_modules(layer, x[1:2], alone))
+
+
+DIFFERING: dict[str, tuple[LayerConfig, Callable[[], StoredCache]]] = {
+    "codes": (LLAMA, lambda: ph.QuantizedCache(8, 4, group=8, recent=6, sink_tokens=1)),
+    "codes, a window in rows": (
+        WINDOW, lambda: ph.QuantizedCache(4, 4, group=4, recent=5, sink_tokens=0)),
+    "codes, sinks": (SINKS, lambda: ph.QuantizedCache(4, 8, group=8, recent=8, sink_tokens=0)),
+    "codes, T5": (T5, lambda: ph.QuantizedCache(8, 8, group=8, recent=8, sink_tokens=1)),
+    "codes in a ring": (
+        WINDOW, lambda: ph.QuantizedCache(8, 4, group=4, recent=4, layout=Ring(12, 3))),
+    "codes of latents": (
+        DEEPSEEK, lambda: ph.QuantizedCache(latent=LATENT, group=8, recent=6, sink_tokens=1)),
+    "codes in pages": (
+        LLAMA, lambda: ph.QuantizedCache(4, 8, group=8, recent=6, sink_tokens=0, layout=Paged(16))),
+    "a ring": (WINDOW, lambda: ph.RingCache(9, spare=3)),
+    "a ring, sinks": (
+        replace(SINKS, attention=replace(SINKS.attention, window=9)),
+        lambda: ph.RingCache(9, spare=3)),
+    "a ring, ALiBi": (
+        replace(ALIBI, attention=replace(ALIBI.attention, window=9)),
+        lambda: ph.RingCache(9, spare=3)),
+    "a ring of chunks": (CHUNKS, lambda: ph.RingCache(9, spare=3)),
+    "a ring of latents": (DEEPSEEK, lambda: ph.LatentCache(32, 16, layout=Ring(64, 3))),
+}  # fmt: skip
+
+
+def _of_lengths(layer: TransformerLayer, cache: StoredCache, lengths: list[int]) -> None:
+    """Reads rows of so many tokens, behind padding; what memory held before must not matter."""
+    longest, dtype = max(lengths), layer.attention_norm.weight.dtype
+    places = torch.arange(longest) - (longest - torch.tensor(lengths)[:, None])
+    x = drawn_tokens(len(lengths), longest, 9, dtype)
+    layer(x, mask=ph.Causal(), cache=cache, positions=places)
+    contents = cache._contents
+    assert contents is not None
+    exact = contents.memories.get("tail", contents.main)
+    for row, length in enumerate(lengths):
+        for held in exact.tensors:
+            held[row, :, length:] = torch.nan
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", DIFFERING)
+def test_rows_that_differ_in_what_they_hold_step_together(name: str, dtype: torch.dtype) -> None:
+    config, make = DIFFERING[name]
+    layer, cache = drawn_layer(config, dtype), make()
+    long = 78 if name == "a ring of latents" else 45
+    _of_lengths(layer, cache, [1, long, 22])
+    counts = [1] * 20
+    taken = _alike(layer, cache, counts)
+    cache.rollback([1, 0, 2])
+    taken += _alike(layer, cache, [1, 2, 3, 1])
+    cache.reorder([2, 0, 0, 1])
+    other = cache.fork()
+    taken += _alike(layer, cache, [1] * 9) + _alike(layer, other, [2, 1])
+    # In pages, a step leaves it to the cache to encode a row's group.
+    assert taken == 35 or ("pages" in name and taken >= 15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["codes", "a ring"])
+def test_rows_of_one_length_may_differ_in_what_they_hold(name: str, dtype: torch.dtype) -> None:
+    config, make = DIFFERING[name]
+    layer, cache = drawn_layer(config, dtype), make()
+    _of_lengths(layer, cache, [22, 18])
+    assert _alike(layer, cache, [3]) == 1
+    cache.rollback([4, 0])
+    assert cache.lengths == [21, 21]
+    assert not cache.even
+    assert _alike(layer, cache, [1]) == 1
+    assert not cache.even
+    assert _alike(layer, cache, [3, 1]) == 2  # which makes them even
+    assert cache.even
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [n for n in DIFFERING if n.startswith("a ring")])
+def test_rows_of_a_ring_have_the_bits_that_each_has_alone(name: str, dtype: torch.dtype) -> None:
+    config, make = DIFFERING[name]
+    layer, cache = drawn_layer(config, dtype), make()
+    lengths = [1, 78, 22, 13]
+    with ph.batch_invariant():
+        _of_lengths(layer, cache, lengths)
+        alone = [cache.fork() for _ in lengths]
+        for row, own in enumerate(alone):
+            own.reorder([row])
+        for seed, count in enumerate([1, 1, 4, 1, 2, 1]):
+            x = drawn_tokens(4, count, seed, dtype)
+            found = _step(layer, x, cache)
+            assert found is not None
+            for row, own in enumerate(alone):
+                wanted = _by_modules(layer, x[row : row + 1], own)
+                assert torch.equal(found[row : row + 1], wanted), (seed, row)
+            if seed == 3:
+                for each, back in zip((cache, *alone), ([2, 0, 3, 1], 2, 0, 3, 1), strict=True):
+                    each.rollback(back)
+
+
+def test_codes_of_rows_that_differ_are_no_step_where_each_must_have_its_own_bits() -> None:
+    config, make = DIFFERING["codes"]
+    layer, cache = drawn_layer(config), make()
+    _of_lengths(layer, cache, [3, 21])
+    x, plan = drawn_tokens(2, 1, 0), decode_plan.plan_for(cache, [layer])
+    with ph.batch_invariant():
+        assert _step(layer, x, cache) is None
+    assert plan[0].why_cache == (
+        "rows of its quantized cache differ in length, each with its bits alone"
+    )
+    assert _step(layer, x, cache) is not None
+    assert plan.is_native
+
+
+def test_groups_are_encoded_once_where_a_step_is_given_up() -> None:
+    """A layer that changes after its cache was told of the tokens."""
+    config, make = DIFFERING["codes"]
+    layer, cache = drawn_layer(config), make()
+    _of_lengths(layer, cache, [15, 21])
+    other = cache.fork()
+    for seed in range(10):
+        x = drawn_tokens(2, 1, seed)
+        contents = cache._contents
+        assert contents is not None
+        lengths, stops = cache.lengths, [*contents.memories["tail"].stops]
+        with cache.in_use:
+            assert cache.reserve_slots(None, 1) is not None
+            cache.release_slots()
+        assert (cache.lengths, contents.memories["tail"].stops) == (lengths, stops)
+        assert torch.equal(_by_modules(layer, x, cache), _by_modules(layer, x, other))
+        for name, memory in contents.memories.items():
+            theirs = other._contents.memories[name]  # type: ignore[union-attr]
+            assert (memory.stops, memory.firsts) == (theirs.stops, theirs.firsts)
+
+
+def test_places_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, make = DIFFERING["codes"]
+    layer, cache = drawn_layer(config), make()
+    _of_lengths(layer, cache, [3, 21])
+    x, whole = drawn_tokens(2, 1, 0), reserved._all_of
+
+    def check(said: str, change: Callable[[list[tuple[Any, ...]]], object]) -> None:
+        def held(*given: Any) -> list[tuple[Any, ...]]:
+            segments: list[tuple[Any, ...]] = [*whole(*given)]
+            change(segments)
+            return segments
+
+        monkeypatch.setattr(reserved, "_all_of", held)
+        with pytest.raises(ValueError, match=said):
+            _step(layer, x, cache)
+        assert cache.lengths == [3, 21]
+
+    def set_places(segments: list[tuple[Any, ...]], at: int, *places: object) -> None:
+        segments[at] = (*segments[at][:6], *places)
+
+    check("of every segment", lambda s: set_places(s, 0, None, None))
+    check("leave room", lambda s: set_places(s, -1, s[-1][6] + 1, None))
+    check(r"be \[B, n\] int64", lambda s: set_places(s, 0, s[-1][6], None))
+    check("to a single segment", lambda s: [set_places(s, i, None, [0, 0]) for i in range(3)])
+    check("fewer exact tokens", lambda s: s.pop())
 
 
 def test_latents_are_absorbed_by_the_length_of_the_longest_row() -> None:

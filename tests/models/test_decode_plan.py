@@ -463,30 +463,55 @@ def _uneven(cache: ModelCache, model: Transformer) -> ModelCache:
     return cache
 
 
-def test_rows_of_a_ring_that_differ_in_length_are_native_up_to_its_window() -> None:
+def test_rows_of_a_ring_that_differ_in_length_are_native() -> None:
     attention = AttentionConfig(4, 2, 16, rope=RopeConfig(), window=12)
     model = _model(replace(HEADS, attention=attention))
     cache = _uneven(model.new_cache(64, spare=5), model)
     assert [type(each.layout) for each in cache.layers] == [Ring] * 3  # type: ignore[attr-defined]
-    for length in range(S + 1, 20):
+    for length in range(S + 1, 40):
         ids, other = _ids(2, length).view(2, 1), cache.fork()
         wanted = _by_modules(model, ids, other)
         torch.testing.assert_close(model(ids, cache=cache), wanted, atol=0, rtol=0)
-        said = "native" if length <= 12 else "modules; rows of its ring differ in length"
-        assert model.decode_plan(cache).explain() == f"layers 0 to 2: {said}"
+        assert model.decode_plan(cache).is_native
+        assert model.decode_plan(cache).explain() == "layers 0 to 2: native"
+
+
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_rows_of_codes_that_differ_in_length_are_native(bits: int, window: int | None) -> None:
+    model = _model(
+        replace(HEADS, attention=AttentionConfig(4, 2, 16, rope=RopeConfig(), window=window))
+    )
+    codes = Quantized(bits, bits, group=4, recent=4, sink_tokens=2 if window is None else 0)
+    cache = _uneven(model.new_cache(64, quantized=codes, spare=5), model)
+    counts = [1, 1, 1, 1, 3, 1, 5, *[1] * 20]
+    for seed, count in enumerate(counts):
+        ids, other = _ids(2 * count, seed).view(2, count), cache.fork()
+        wanted = _by_modules(model, ids, other)
+        torch.testing.assert_close(model(ids, cache=cache), wanted, atol=0, rtol=0)
+        assert model.decode_plan(cache).is_native is (count <= codes.recent)
+        assert cache.max_rollback == other.max_rollback
+        if seed == 9:
+            cache.rollback([2, 1])
+        elif seed == 15:
+            cache.reorder([1, 0])
 
 
 def test_a_plan_says_when_a_cache_must_do_more_than_write() -> None:
     model = _model()
-    cache = _uneven(model.new_cache(64, quantized=Quantized(8, 8, group=2)), model)
+    codes = Quantized(8, 8, group=8, recent=8)
+    cache = _uneven(model.new_cache(64, kind="paged", quantized=codes), model)
     model(_ids(2, 1).view(2, 1), cache=cache)
-    uneven = "layers 0 to 2: modules; rows of its quantized cache differ in length"
-    assert model.decode_plan(cache).explain() == uneven
+    assert model.decode_plan(cache).explain() == "layers 0 to 2: native"
+    cache.rollback(1)
+    with ph.batch_invariant():
+        model(_ids(2, 1).view(2, 1), cache=cache)
+    alone = "rows of its quantized cache differ in length, each with its bits alone"
+    assert model.decode_plan(cache).explain() == f"layers 0 to 2: modules; {alone}"
     assert not model.decode_plan(cache).is_native
-    cache.reorder([1])
     said = list[str]()
     for seed in range(70):
-        model(_ids(1, seed), cache=cache)
+        model(_ids(2, seed).view(2, 1), cache=cache)
         said.append(model.decode_plan(cache).explain())
     assert {*said} == {
         "layers 0 to 2: native",

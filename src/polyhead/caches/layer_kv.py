@@ -189,12 +189,28 @@ class LayerKV:
         self._encode_groups(rows, stream, self.storage)
         self.memories["tail"].write(rows, self.codecs["tail"].encode(stream))
 
-    def _encode_groups(self, rows: list[int] | None, stream: KVChunk, storage: Quantized) -> None:
+    def encode_ahead(self, counts: Sequence[int], storage: Quantized) -> None:
+        """Encodes what so many more tokens of each row, at most ``recent``, make old enough.
+
+        An append of these tokens then only writes, and leaves what it would have left anyway.
+        """
+        alike: dict[tuple[tuple[int, ...], int], list[int]] = {}
+        for row, state in enumerate(zip(self.states(), counts, strict=True)):
+            alike.setdefault(state, []).append(row)
+        for (_, count), same in alike.items():
+            rows = None if len(alike) == 1 else same
+            none = self.memories["tail"].read(0, 0)
+            k, *v = none if rows is None else [x[rows] for x in none]
+            self._encode_groups(rows, KVChunk(k, v[0] if v else None), storage, count)
+
+    def _encode_groups(
+        self, rows: list[int] | None, stream: KVChunk, storage: Quantized, coming: int = 0
+    ) -> None:
         """Moves the groups that are now complete and old enough into the codes."""
         tail, codes, group = self.memories["tail"], self.memories["codes"], storage.group
         row = 0 if rows is None else rows[0]
         held, before = codes.stops[row] * group, tail.stops[row]
-        groups = max(0, before + stream.k.shape[2] - held - storage.recent) // group
+        groups = max(0, before + stream.k.shape[2] + coming - held - storage.recent) // group
         if not groups:
             return
         waiting = [

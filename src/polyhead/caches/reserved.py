@@ -1,7 +1,8 @@
 """Reserves cache slots that the native decode step fills in place.
 
-Only where appending is nothing but writing: no memory is allocated but pages, no group of tokens is
-quantized, nothing that a query still sees leaves a ring. All else is ``StoredCache.append``.
+Only where appending is nothing but writing: no memory is allocated but pages, nothing that a query
+still sees leaves a ring, and groups of tokens that the new ones make old enough can be encoded
+before those are there. All else is ``StoredCache.append``.
 
 Shape letters: B batch, G kv heads, D key size, V value size, P units in a page.
 """
@@ -18,11 +19,22 @@ from polyhead.caches.layer_kv import LayerKV
 from polyhead.caches.memory import Memory, Rows
 from polyhead.caches.pages import Pages
 from polyhead.caches.sizes import Dense, Plain, Quantized, Ring
+from polyhead.caches.views import positions_at
 from polyhead.errors import UnsupportedError
+from polyhead.native import batch_invariant
 from polyhead.native.coding import Coding
 from polyhead.semantics.sources import DenseSource
 
-KVSegment = tuple[Tensor, Tensor | None, int, int, Tensor | None, Coding | None]
+KVSegment = tuple[
+    Tensor,
+    Tensor | None,
+    int,
+    int,
+    Tensor | None,
+    Coding | None,
+    Tensor | None,
+    list[int] | None,
+]
 """The fields of ``native.arguments.KVSegment``."""
 
 
@@ -67,9 +79,10 @@ def reserve_slots(
     Returns:
         None, and nothing is counted, unless ``append`` would only write.
     """
+    in_order = not isinstance(count, int) or batch_invariant.is_enabled()
     if not isinstance(count, int):
         if min(count) < max(count):
-            return _reserve_elsewhere(contents, count)
+            return _reserve_elsewhere(contents, count, window, in_order=in_order)
         count = count[0]
     rows = contents.exact
     if (
@@ -88,10 +101,11 @@ def reserve_slots(
             before = Undo(rows, stops, rows.firsts)
             rows.stops = [stop] * len(stops)
             v = tensors[1] if values else None
-            return Reserved([(tensors[0], v, 0, stop, None, None)], before)
+            return Reserved([(tensors[0], v, 0, stop, None, None, None, None)], before)
     rows = contents.with_room(count, latents=True, wrap=True)
     if rows is None:
-        return _reserve_elsewhere(contents, [count] * contents.shape.batch)
+        counts = [count] * contents.shape.batch
+        return _reserve_elsewhere(contents, counts, window, in_order=in_order)
     before = Undo(rows, rows.stops, rows.firsts)
     rows.count(None, count)
     stop = rows.stops[0]
@@ -129,59 +143,132 @@ def _in_rows(rows: Rows, first: int, stop: int) -> list[KVSegment]:
     k, *more = rows.tensors
     v = more[0] if more else None
     if rows.store.limit is None:  # as ``spans`` has it
-        return [(k, v, first, stop - first, None, None)]
-    return [(k, v, span.address, span.length, None, None) for span in rows.spans(first, stop)]
+        return [(k, v, first, stop - first, None, None, None, None)]
+    return [
+        (k, v, span.address, span.length, None, None, None, None)
+        for span in rows.spans(first, stop)
+    ]
 
 
-def _reserve_elsewhere(contents: LayerKV, counts: Sequence[int]) -> Reserved | None:
-    """In pages, in rows that differ in length or in new tokens, or beside codes."""
+def _reserve_elsewhere(
+    contents: LayerKV, counts: Sequence[int], window: int | None, *, in_order: bool
+) -> Reserved | None:
+    """In pages, in rows that differ in length or in new tokens, or beside codes.
+
+    Args:
+        contents: As of ``reserve_slots``.
+        counts: Tokens for each row.
+        window: As of ``reserve_slots``.
+        in_order: Whether a row's result is to have the bits that the row has alone.
+    """
     if torch.is_grad_enabled() or contents.has_positions:
         return None
     if isinstance(contents.storage, Quantized):
-        if not contents.even or min(counts) < max(counts):
+        if in_order and not (contents.even and min(counts) == max(counts)):
             return None
-        return _reserve_in_tail(contents, counts[0], contents.storage)
+        return _reserve_in_tails(contents, counts, contents.storage)
     memory = contents.main
-    before = Undo(memory, memory.stops, memory.firsts)
     if isinstance(memory, Pages):
+        before = Undo(memory, memory.stops, memory.firsts)
         if (found := memory.reserve_slots(counts)) is None:
             return None
         (k, *more), table = found
         v = more[0] if more else None
-        return Reserved([(k, v, 0, max(memory.stops), table, None)], before)
+        return Reserved([(k, v, 0, max(memory.stops), table, None, None, None)], before)
+    if not isinstance(memory, Rows):
+        return None
     stop = max(length + count for length, count in zip(memory.stops, counts, strict=True))
-    layout, room = contents.layout, memory.capacity
-    if isinstance(layout, Ring):  # up to its window, a row lies as in a dense cache
-        room = min(room, layout.window)
-    elif type(layout) is not Dense:
+    if isinstance(contents.layout, Ring):
+        # Up to its window, a row lies as in a dense cache.
+        if stop > min(memory.capacity, contents.layout.window):
+            return _reserve_around(contents, memory, counts, window, in_order=in_order)
+    elif type(contents.layout) is not Dense or stop > memory.capacity:
         return None
-    if stop > room:
-        return None
+    before = Undo(memory, memory.stops, memory.firsts)
     memory.count(None, counts)
     k, *more = memory.tensors
-    return Reserved([(k, more[0] if more else None, 0, stop, None, None)], before)
+    return Reserved([(k, more[0] if more else None, 0, stop, None, None, None, None)], before)
 
 
-def _reserve_in_tail(contents: LayerKV, count: int, storage: Quantized) -> Reserved | None:
-    """Tokens that stay exact for now, in the order of ``LayerKV.spans``."""
-    tail, codes = contents.memories["tail"], contents.memories["codes"]
-    sinks = contents.memories.get("sinks")
-    first, stop = contents.tail_first(0), tail.stops[0] + count
-    if (
-        not isinstance(tail, Rows)
-        or (isinstance(contents.layout, Ring) and count > contents.layout.spare + 1)
-        or stop - first - storage.recent >= storage.group
-        or (stop > tail.capacity and tail.capacity != tail.store.limit)
-        or (sinks is not None and sinks.stops[0] < storage.sink_tokens)
-    ):
+def _reserve_around(
+    contents: LayerKV, ring: Rows, counts: Sequence[int], window: int | None, *, in_order: bool
+) -> Reserved | None:
+    """In a ring whose rows differ in what they hold."""
+    if not isinstance(contents.layout, Ring) or max(counts) > 1 + contents.layout.spare:
         return None
-    held: list[KVSegment] = []
-    if isinstance(sinks, Rows):
-        held += _in_rows(sinks, 0, storage.sink_tokens)
-    k, v, coding = contents.code_views()
-    table = codes.page_index() if isinstance(codes, Pages) else None
-    for span in codes.spans(max(codes.firsts), codes.stops[0]):
-        held.append((k, v, span.address, span.length, table, coding))
+    stop = max(length + count for length, count in zip(ring.stops, counts, strict=True))
+    if stop > ring.capacity and ring.capacity != ring.store.limit:
+        return None
+    before = Undo(ring, ring.stops, ring.firsts)
+    ring.count(None, counts)
+    if in_order and any(ring.firsts):
+        k, *more = ring.tensors
+        v = more[0] if more else None
+        return Reserved([(k, v, 0, ring.extent, None, None, None, ring.firsts)], before)
+    return Reserved(_all_of(contents, window), before)
+
+
+def _reserve_in_tails(
+    contents: LayerKV, counts: Sequence[int], storage: Quantized
+) -> Reserved | None:
+    """Tokens that stay exact for now."""
+    if not _only_writes(contents, counts, storage):
+        return None
+    tail = contents.memories["tail"]
     before = Undo(tail, tail.stops, tail.firsts)
-    tail.count(None, count)
-    return Reserved([*held, *_in_rows(tail, first, stop)], before)
+    tail.count(None, counts)
+    return Reserved(_all_of(contents), before)
+
+
+def _only_writes(contents: LayerKV, counts: Sequence[int], storage: Quantized) -> bool:
+    """Whether tokens go to the tails of all rows, once complete groups of theirs are encoded."""
+    tail, sinks = contents.memories["tail"], contents.memories.get("sinks")
+    stops = [n + count for n, count in zip(tail.stops, counts, strict=True)]
+    if (
+        (isinstance(contents.layout, Ring) and max(counts) > contents.layout.spare + 1)
+        or (max(stops) > tail.capacity and tail.capacity != tail.store.limit)
+        or (sinks is not None and min(sinks.stops) < storage.sink_tokens)
+    ):
+        return False
+    most = storage.recent + storage.group
+    if all(stop - contents.tail_first(row) < most for row, stop in enumerate(stops)):
+        return True
+    if (
+        max(counts) > storage.recent
+        or not isinstance(contents.memories["codes"], Rows)  # pages may have to wait for others
+        or batch_invariant.is_enabled()  # which refuses to encode
+    ):
+        return False
+    contents.encode_ahead(counts, storage)
+    return True
+
+
+def _all_of(contents: LayerKV, window: int | None = None) -> list[KVSegment]:
+    """Everything held, as modules read it: in the order of ``LayerKV.spans`` where rows hold the
+    same places, else all addresses, with what each row has there."""
+    held: list[KVSegment] = []
+    even = contents.even
+    for name, memory in contents.memories.items():
+        k, v, coding = _tensors_of(contents, name)
+        table = memory.page_index() if coding and isinstance(memory, Pages) else None
+        if even:
+            first, stop = max(memory.firsts), memory.stops[0]
+            if name == "tail":
+                first = contents.tail_first(0)
+            elif window is not None:
+                first = max(first, stop - window)
+            held += [
+                (k, v, span.address, span.length, table, coding, None, None)
+                for span in memory.spans(first, stop)
+            ]
+        elif memory.extent:
+            where = positions_at(contents, name)
+            held.append((k, v, 0, memory.extent, table, coding, where, None))
+    return held
+
+
+def _tensors_of(contents: LayerKV, name: str) -> tuple[Tensor, Tensor | None, Coding | None]:
+    if name == "codes":
+        return contents.code_views()
+    k, *more = contents.memories[name].tensors
+    return k, more[0] if more else None, None

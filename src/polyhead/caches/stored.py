@@ -312,7 +312,7 @@ class StoredCache(KeyValueCache):
             return None
         (span,) = rows.spans(0, rows.stops[0])
         k, v = rows.tensors
-        return k, v, span.address, span.length, None, None
+        return k, v, span.address, span.length, None, None, None, None
 
     @property
     def pages(self) -> Pages | None:

@@ -74,22 +74,11 @@ def view(contents: LayerKV, *, explicit: bool) -> KeyValueSource:
 
 
 def _uneven(contents: LayerKV, explicit: bool) -> StoredSource:
-    device = contents.shape.device
     spans: list[StoredSegment | InMemorySegment] = []
     positions = []
     for name, span in contents.addresses():
-        tokens = span.codec.tokens
-        units = span.memory.units(0, span.memory.extent)
-        if name == "tail":
-            firsts = torch.tensor(
-                [[contents.tail_first(row)] for row in range(len(units))], device="cpu"
-            )
-            units = units.where(units >= firsts, -1)
-        where = units[..., None] * tokens + torch.arange(tokens, device="cpu") + contents.base(name)
-        where = span.positions() if explicit else where.flatten(1).to(device)
-        held = (units >= 0).repeat_interleave(tokens, dim=1).to(device)
         spans.append(span)
-        positions.append(where.where(held, NO_POSITION))
+        positions.append(positions_at(contents, name, span.positions() if explicit else None))
     turned = any(contents.main.firsts)
     return StoredSource(
         spans,
@@ -98,6 +87,27 @@ def _uneven(contents: LayerKV, explicit: bool) -> StoredSource:
         gaps=True,
         of_row=(lambda row: view(contents.of_row(row), explicit=explicit)) if turned else None,
     )
+
+
+def positions_at(contents: LayerKV, name: str, given: Tensor | None = None) -> Tensor:
+    """``[B, S]`` what each row has at every address of a store; ``NO_POSITION``: no token.
+
+    Args:
+        contents: Where it lies.
+        name: Of the store.
+        given: The positions that are stored; None: they are places.
+    """
+    memory, tokens = contents.memories[name], contents.codecs[name].tokens
+    units = memory.units(0, memory.extent)
+    if name == "tail":
+        firsts = torch.tensor(
+            [[contents.tail_first(row)] for row in range(len(units))], device="cpu"
+        )
+        units = units.where(units >= firsts, -1)
+    where = units[..., None] * tokens + torch.arange(tokens, device="cpu") + contents.base(name)
+    device = contents.shape.device
+    held = (units >= 0).repeat_interleave(tokens, dim=1).to(device)
+    return (where.flatten(1).to(device) if given is None else given).where(held, NO_POSITION)
 
 
 def with_chunk(

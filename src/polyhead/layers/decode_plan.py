@@ -7,7 +7,7 @@ another plan exported. It lives as long as the cache that it decodes with, keeps
 nor weights alive, and is valid while nothing that it has read changes, which native code finds out
 in every call before it computes anything (``csrc/module/guards.h``). A layer that has changed is
 described again. Layers that native code does not know run as modules, and so do all other cases
-(prompts, gradients, other masks, caches that must encode or move tokens); ``DecodePlan.explain``
+(prompts, gradients, other masks, caches that must grow or move tokens); ``DecodePlan.explain``
 says which and why.
 
 Shape letters: B batch, E embed size.
@@ -173,7 +173,7 @@ def step(layer: nn.Module, x: Tensor, given: LayerArgs) -> tuple[Tensor, int] | 
     Args:
         layer: A ``TransformerLayer``, not in training.
         x: ``[B, T, E]``.
-        given: Its cache is untouched where this returns None.
+        given: Its cache holds the same tokens where this returns None.
 
     Returns:
         ``[B, T, E]``, with the bits of the modules one after the other, and the last part that was

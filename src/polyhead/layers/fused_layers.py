@@ -365,10 +365,10 @@ def _why_more(cache: StoredCache, count: int | list[int]) -> str | None:
     contents = cache._contents
     if contents is None:
         return None
-    packed = isinstance(cache.storage, Quantized)
     uneven = not contents.even or (isinstance(count, list) and min(count) < max(count))
-    if uneven and (packed or type(cache.layout) is Ring):
-        return f"rows of its {'quantized cache' if packed else 'ring'} differ in length"
+    alone = isinstance(count, list) or batch_invariant.is_enabled()
+    if isinstance(cache.storage, Quantized) and uneven and alone:
+        return "rows of its quantized cache differ in length, each with its bits alone"
     return "its cache had to make room, or to move or encode tokens"
 
 

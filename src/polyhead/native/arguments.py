@@ -372,6 +372,10 @@ class CacheSegment(NamedTuple):
         v: ``[B, G, n, V]``; None: the first columns of k.
         pages: ``[B, m]`` int64, as in ``KVSegment``; ``first`` then counts from the first of them.
         coding: As in ``KVSegment``.
+        positions: ``[B, n]`` int64 of all tokens, where rows differ in what they hold; later than
+            any query where a row has no token. The last segment is then a ring of exact tokens.
+        firsts: The first token that each row holds in the only segment, a ring of exact tokens:
+            rows are read one by one in the order of position, with the bits that each has alone.
     """
 
     k: Tensor
@@ -380,6 +384,8 @@ class CacheSegment(NamedTuple):
     length: int
     pages: Tensor | None = None
     coding: Coding | None = None
+    positions: Tensor | None = None
+    firsts: list[int] | None = None
 
 
 Guard = NewType("Guard", object)

@@ -428,8 +428,9 @@ class Code:
                 ``MAX_STEP_ROWS``. Tokens of a row see themselves and those before them.
             guard: What must be unchanged beside the layers' own.
             calls: The layers, and what each is given.
-            starts: Position of the first token; or of each row's, where they differ in length and
-                all that a layer holds is one segment, which begins with position 0.
+            starts: Position of the first token; or of each row's, where they differ in length.
+                All that a layer holds is then one segment, which begins with position 0, or the
+                segments say what each row holds.
             run: Takes what was read of the calls, for ``again``.
             counts: Tokens of each batch row, where x has those of all rows, one row after the
                 other, up to ``MAX_STEP_ROWS``; a row then has the bits of one call alone. Where
