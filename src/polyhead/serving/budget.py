@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 
 from polyhead.caches import ModelCache
-from polyhead.caches.shared_pool import SharedPool
+from polyhead.caches.shared_pool import Page, SharedPool
 from polyhead.errors import UnsupportedError
 from polyhead.generation import LanguageModel
 from polyhead.models import MultiTokenPredictor, Transformer
@@ -156,12 +156,12 @@ class Budget:
                 (self._model.new_cache(row.tokens), 0) if row.tokens <= free else None
             )
         unclaimed = self._unclaimed(rows)
-        idle = remembered(prefixes.idle if prefixes is not None else lambda: 0)
+        idle = remembered(set[Page] if prefixes is None else prefixes.idle)
 
         def cache_for(row: Row) -> tuple[ModelCache, int] | None:
             prefix = prefixes.find(row.all_ids, row.sharing) if prefixes is not None else []
             lacking = self.pages(self._wanted(row)) - len(prefix) - unclaimed
-            if lacking > 0 and lacking > idle() - sum(map(pool.is_idle, prefix)):
+            if lacking > 0 and lacking > len(idle().difference(prefix)):
                 return None
             cache = pool.row(prefix)
             if lacking > 0 and prefixes is not None:

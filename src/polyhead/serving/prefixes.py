@@ -53,9 +53,18 @@ class Prefixes:
             node = node.children[key]
             self._use(node)
 
-    def idle(self) -> int:
-        """Number of kept pages that no request uses."""
-        return sum(self._pool.is_idle(node.page) for node in self._nodes())
+    def idle(self) -> set[Page]:
+        """The kept pages that ``evict`` can free: no request uses them, nor what follows on them.
+
+        A request may use a page and not the one before, where it computed that one itself.
+        """
+        found: set[Page] = set()
+        for node in reversed([*self._nodes()]):  # children first
+            if self._pool.is_idle(node.page) and all(
+                child.page in found for child in node.children.values()
+            ):
+                found.add(node.page)
+        return found
 
     def evict(self, pages: int) -> int:
         """Frees kept pages that no request uses.
