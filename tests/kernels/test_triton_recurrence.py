@@ -147,6 +147,14 @@ def test_what_it_cannot_do_is_named():
             ph.recurrence(*given, **named, kernel="triton")
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="of a CPU")
+def test_interpreted_kernels_run_only_where_they_are_named():
+    problem = random_problem(decay="token", dtype=torch.float32)
+    told = ph.explain_recurrence(problem.q, problem.k, problem.v, **problem.options)
+    assert told.kernel != "triton"
+    assert "only when named explicitly: on a CPU it is interpreted" in told.refusals["triton"]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_test_at_first_use_passes_and_sees_a_wrong_kernel(monkeypatch, dtype):
     from polyhead.kernels.triton import recurrence

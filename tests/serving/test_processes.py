@@ -34,19 +34,23 @@ def started(*line: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
 
+def port_of(process: subprocess.Popen[str]) -> int:
+    """The port that a server writes, once it listens."""
+    assert process.stderr is not None
+    told = []
+    for said in process.stderr:
+        told.append(said)
+        if said.startswith("http://"):
+            return int(said.split("/v1")[0].rpartition(":")[2])
+    raise AssertionError(f"it ended before it listened: {told}")
+
+
 @contextmanager
 def listening(*line: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """A process of ``serve`` or ``route`` and its port; killed at the end, if it has not ended."""
     process = started(*line)
     try:
-        assert process.stderr is not None
-        told = []
-        for said in process.stderr:
-            told.append(said)
-            if said.startswith("http://"):
-                yield process, int(said.split("/v1")[0].rpartition(":")[2])
-                return
-        raise AssertionError(f"it ended before it listened: {told}")
+        yield process, port_of(process)
     finally:
         process.kill()
         process.communicate()

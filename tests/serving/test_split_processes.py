@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from served_tiny import post
-from test_processes import ENDING, TEXTS, Client, body, whole
+from test_processes import ENDING, TEXTS, Client, body, port_of, whole
 from tiny import write_decoder
 
 import polyhead as ph
@@ -51,14 +51,7 @@ def sharing(folder: Path, *, torchrun: bool) -> Iterator[Started]:
         for rank in ranks
     ]  # fmt: skip
     try:
-        assert processes[0].stderr is not None
-        told = []
-        for said in processes[0].stderr:
-            told.append(said)
-            if said.startswith("http://"):
-                yield processes, int(said.split("/v1")[0].rpartition(":")[2])
-                return
-        raise AssertionError(f"it ended before it listened: {told}")
+        yield processes, port_of(processes[0])
     finally:
         for process in processes:
             process.terminate()

@@ -13,7 +13,7 @@ from polyhead.generation.pipelines.ranking import Ranked
 from polyhead.generation.pipelines.speech_to_text import SpeechToText
 from polyhead.generation.pipelines.tasks import Filled, Label, Span
 from polyhead.generation.pipelines.text_encoder import TextEncoder
-from polyhead.generation.pipelines.text_sampler import Piece, TextSampler
+from polyhead.generation.pipelines.text_sampler import TextChunk, TextSampler
 from polyhead.generation.pipelines.text_to_text import TextToText
 
 __all__ = [
@@ -25,12 +25,12 @@ __all__ = [
     "Label",
     "LanguageModel",
     "MultiVectorEncoder",
-    "Piece",
     "Ranked",
     "Sampler",
     "Sampling",
     "Span",
     "SpeechToText",
+    "TextChunk",
     "TextEncoder",
     "TextSampler",
     "TextStream",

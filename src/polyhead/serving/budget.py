@@ -143,9 +143,9 @@ class Budget:
         Returns:
             None where there is no room.
         """
-        return self.beside(rows)(row)
+        return self.allocator(rows)(row)
 
-    def beside(self, rows: Sequence[Row]) -> Callable[[Row], tuple[ModelCache, int] | None]:
+    def allocator(self, rows: Sequence[Row]) -> Callable[[Row], tuple[ModelCache, int] | None]:
         """``cache_for`` of rows that wait, up to the first that has room: what is free is counted
         once for all.
         """

@@ -71,8 +71,8 @@ class _Member:
         return wrong
 
 
-class _Room(Budget):
-    """Room for the rows of a draft: each may lack tokens, and has guesses behind its own."""
+class _DraftBudget(Budget):
+    """The budget of a draft: rows may lack tokens there, and have guesses behind their own."""
 
     def __init__(
         self,
@@ -136,7 +136,9 @@ class Drafts(Guesser):
             )
         self.most, self.wants_hidden = most, isinstance(draft, MultiTokenPredictor)
         self._members: dict[Row, _Member | None] = {}
-        self._budget = _Room(draft, tokens, page_size, self._members, share_prefixes=share_prefixes)
+        self._budget = _DraftBudget(
+            draft, tokens, page_size, self._members, share_prefixes=share_prefixes
+        )
         if self._budget.pool is None:
             raise ValueError(
                 "draft must be a model whose layers remember keys and values alone: this one is "

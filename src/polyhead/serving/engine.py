@@ -28,13 +28,13 @@ from polyhead.generation.decoding.rules import Rule
 from polyhead.models import MultiTokenPredictor
 from polyhead.native.arguments import MAX_GEMV_ROWS
 from polyhead.native.threads import end_team
-from polyhead.serving.batches import Batches
 from polyhead.serving.budget import Budget, fitting_tokens
 from polyhead.serving.chunks import Chunks
 from polyhead.serving.drafts import SPARE, Drafts
+from polyhead.serving.guesser import Guesser
 from polyhead.serving.lookup import Lookups
 from polyhead.serving.requests import EngineEnding, QueueFull, Request
-from polyhead.serving.rounds import Rounds, age
+from polyhead.serving.rounds import Rounds, age, exactly
 from polyhead.serving.row import Row
 from polyhead.serving.split import split_of
 from polyhead.serving.stats import EngineStats, RequestStats
@@ -127,32 +127,34 @@ class Engine(Rounds):
         self.max_tokens = check_int("max_tokens", max_tokens, least=1, error=ValueError)
         if batch_invariant is None:
             batch_invariant = model.transformer.embedding.like.is_cpu and not native.unavailable()
-        super().__init__(
-            model.eval(),
-            RowAdapters(model, adapters or {}),
-            split,
-            Chunks(prompt_chunk, prompt_seconds, page_size),
-            max_rows=max_rows,
-            prompt_chunk=prompt_chunk,
-            batch_invariant=check_bool("batch_invariant", batch_invariant, error=ValueError),
-        )
-        with self._exactly(), torch.inference_mode():
+        check_bool("batch_invariant", batch_invariant, error=ValueError)
+        model, guesser = model.eval(), Guesser()
+        with exactly(batch_invariant), torch.inference_mode():
             kept = {"share_prefixes": share_prefixes, "overcommit": overcommit}
-            self._budget = Budget(model, self.max_tokens, page_size, **kept)
-        pool = self._budget.pool
-        if pool is None and (lookup_tokens or draft is not None):
+            budget = Budget(model, self.max_tokens, page_size, **kept)
+        if budget.pool is None and (lookup_tokens or draft is not None):
             raise UnsupportedError(
                 "lookup_tokens must be 0 and draft must be None for a model computed row by row"
             )
-        self._batches = None if pool is None else Batches(pool)
         if lookup_tokens:
-            self._guesser = Lookups(lookup_tokens)
+            guesser = Lookups(lookup_tokens)
         if draft is not None:
             tokens = self.max_tokens + max_rows * (SPARE + page_size)
             with torch.inference_mode():
-                self._guesser = Drafts(
+                guesser = Drafts(
                     model, draft, draft_tokens, tokens, page_size, share_prefixes=share_prefixes
                 )
+        super().__init__(
+            model,
+            RowAdapters(model, adapters or {}),
+            split,
+            budget,
+            guesser,
+            Chunks(prompt_chunk, prompt_seconds, page_size),
+            max_rows=max_rows,
+            prompt_chunk=prompt_chunk,
+            batch_invariant=batch_invariant,
+        )
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
         self._ending = False

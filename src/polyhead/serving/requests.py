@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polyhead.errors import PolyheadError
-from polyhead.generation import Piece, TokenLogprobs
+from polyhead.generation import TextChunk, TokenLogprobs
 
 MOST_UNREAD = 4_096
 """Pieces that wait for their reader, above which a request is ended ("slow reader")."""
@@ -74,7 +74,7 @@ class Request:
         self.id = secrets.token_hex(8)
         self.cancelled = False
         self._changed = threading.Condition()
-        self._pieces: deque[Piece] = deque()
+        self._pieces: deque[TextChunk] = deque()
         self._done: Completion | None = None
         self._told: Callable[[], None] | None = None
         self._awaited = False
@@ -83,7 +83,7 @@ class Request:
         """Ends it at the next step; what is written stays."""
         self.cancelled = True
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[TextChunk]:
         """The pieces as they come."""
         while True:
             with self._changed:
@@ -93,7 +93,7 @@ class Request:
                 piece = self._pieces.popleft()
             yield piece
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    async def __aiter__(self) -> AsyncIterator[TextChunk]:
         """The pieces as they come, for one task."""
         loop, more = asyncio.get_running_loop(), asyncio.Event()
 
@@ -126,7 +126,7 @@ class Request:
         assert self._done is not None
         return self._done
 
-    def put(self, piece: Piece) -> bool:
+    def put(self, piece: TextChunk) -> bool:
         """Adds a piece; False where too many wait to be read, and nobody waits for the result.
 
         For the engine.

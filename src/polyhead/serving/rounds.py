@@ -34,22 +34,21 @@ class Rounds:
         model: A decoder in evaluation mode.
         adapters: Its adapters by name.
         split: How it is split over processes; None: it is not.
+        budget: The room for rows.
+        guesser: Guesses tokens that are then checked.
         chunks: Cuts prompts.
         max_rows: Rows that are computed at a time.
         prompt_chunk: Tokens of prompts that a round reads at most.
         batch_invariant: Whether a row has the bits it has alone.
     """
 
-    _budget: Budget
-    """The room for rows; the engine makes it, and ``_batches``."""
-    _batches: Batches | None
-    """None: every row has a cache of its own, and is computed alone."""
-
     def __init__(
         self,
         model: LanguageModel,
         adapters: RowAdapters,
         split: Split | None,
+        budget: Budget,
+        guesser: Guesser,
         chunks: Chunks,
         *,
         max_rows: int,
@@ -59,7 +58,8 @@ class Rounds:
         self.model, self.adapters, self.heads = model, adapters, RowHeads(model)
         self.max_rows, self.prompt_chunk = max_rows, prompt_chunk
         self.batch_invariant = batch_invariant
-        self._split, self._chunks, self._guesser = split, chunks, Guesser()
+        self._split, self._budget, self._guesser, self._chunks = split, budget, guesser, chunks
+        self._batches = None if budget.pool is None else Batches(budget.pool)
         self._lock = threading.Condition()
         self._queue, self._rows = Waiting(), list[Row]()
         self._reading: Row | None = None
@@ -74,7 +74,7 @@ class Rounds:
         return None if self._split is None else self._split.lost()
 
     def _exactly(self) -> AbstractContextManager[None]:
-        return batch_invariant() if self.batch_invariant else nullcontext()
+        return exactly(self.batch_invariant)
 
     def _drawing(self, row: Row) -> AbstractContextManager[None]:
         """What a row's draws are made in: a maximum is the same in any order."""
@@ -217,7 +217,7 @@ class Rounds:
         with self._lock:
             if not self._queue or len(self._rows) >= self.max_rows:
                 return None
-            if (found := self._queue.start(self._budget.beside(self._rows))) is None:
+            if (found := self._queue.start(self._budget.allocator(self._rows))) is None:
                 return None
             row, cache = found
             row.start(*cache)
@@ -250,6 +250,11 @@ class Rounds:
                 self._reading = None
         with self._lock:
             self._rows = [row for row in self._rows if row not in rows]
+
+
+def exactly(wanted: bool) -> AbstractContextManager[None]:
+    """A block in which a row has the bits that it has alone, if that is wanted."""
+    return batch_invariant() if wanted else nullcontext()
 
 
 def age(row: Row) -> int:

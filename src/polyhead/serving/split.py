@@ -38,7 +38,8 @@ def split_of(transformer: nn.Module) -> Split | None:
     """How a model is split; None: it is not.
 
     Raises:
-        UnsupportedError: It is, and nobody would compute the other parts.
+        UnsupportedError: It is split outside ``parallel.led``, so that the other processes would
+            not compute their parts.
     """
     found: Split | None = vars(transformer).get("split")
     if found is None and any(

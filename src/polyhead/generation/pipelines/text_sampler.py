@@ -19,8 +19,8 @@ from polyhead.generation.pipelines.language_model import LanguageModel
 
 
 @dataclass(frozen=True)
-class Piece:
-    """What was written since the last piece; the text never ends inside a character.
+class TextChunk:
+    """What was written since the last chunk; the text never ends inside a character.
 
     Attributes:
         text: May be empty.
@@ -102,7 +102,7 @@ class TextSampler:
         return self._sampler.rule.greedy and not self._rules and self.logprobs is None
 
     @torch.inference_mode()
-    def take(self, logits: Tensor) -> Piece:
+    def take(self, logits: Tensor) -> TextChunk:
         """Draws a token.
 
         Args:
@@ -138,7 +138,7 @@ class TextSampler:
             if self._stops.found:
                 self.finish_reason = "stop"
         self.text += text
-        return Piece(text, (token,), told)
+        return TextChunk(text, (token,), told)
 
     def _rest(self) -> str:
         """What was held back."""

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from typing import Any
 
-from polyhead.generation import Piece
+from polyhead.generation import TextChunk
 from polyhead.serving.http.errors import ApiError, api_error, server_ending
 from polyhead.serving.http.jobs import Job
 from polyhead.serving.http.logprobs import chat_logprobs, completion_logprobs
@@ -113,14 +113,14 @@ async def events(job: Job, requests: Sequence[Request]) -> AsyncGenerator[bytes]
             request.cancel()
 
 
-async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, Piece | Completion]]:
+async def _merged(requests: Sequence[Request]) -> AsyncIterator[tuple[int, TextChunk | Completion]]:
     """Pieces of several requests as they come, and the completion of each at its end."""
     if len(requests) == 1:
         async for piece in requests[0]:
             yield 0, piece
         yield 0, requests[0].result()
         return
-    found: asyncio.Queue[tuple[int, Piece | Completion | Exception]]
+    found: asyncio.Queue[tuple[int, TextChunk | Completion | Exception]]
     found = asyncio.Queue(2 * len(requests))
 
     async def pump(index: int, request: Request) -> None:
@@ -237,7 +237,7 @@ class _Writer:
     def first(self) -> bytes:
         return self._event('"delta":{"role":"assistant","content":""},"logprobs":null')
 
-    def next(self, piece: Piece) -> Iterator[bytes]:
+    def next(self, piece: TextChunk) -> Iterator[bytes]:
         """The events of a piece; none where it holds no text yet."""
         told = self._logprobs(piece)
         if not self._job.chat:
@@ -266,7 +266,7 @@ class _Writer:
             else:
                 yield self._event(f'"delta":{{"content":{_quoted(each)}}},"logprobs":{told}')
 
-    def _logprobs(self, piece: Piece) -> str:
+    def _logprobs(self, piece: TextChunk) -> str:
         job = self._job
         if job.logprobs is None:
             return "null"
