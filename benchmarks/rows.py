@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--keys", type=int, default=64)
     options = parser.parse_args()
+    if min(options.rows) < 1:
+        parser.error(f"--rows must be from 1: got {min(options.rows)}")
     torch.set_num_threads(options.threads)
     found: dict[str, dict[int, float]] = {}
     for name, how in WAYS.items():

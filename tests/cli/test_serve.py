@@ -68,6 +68,7 @@ def test_a_server_that_cannot_be_is_refused_before_it_loads(run: Run, tiny: str)
         (("--device", "cuda"), "--device on 2 processes"),
     ):
         run("serve", tiny, *options, WORLD_SIZE="2").refused(2, words)
+    run("serve", tiny, WORLD_SIZE="two").refused(2, "WORLD_SIZE must be a number", "'two'")
     run("route", "http://a:1", "b:2").refused(2, "a server must be http://HOST:PORT", "'b:2'")
 
 

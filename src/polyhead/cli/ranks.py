@@ -10,12 +10,19 @@ from typing import Any
 
 import typer
 
-from polyhead.errors import UnsupportedError
+from polyhead.errors import InputError, UnsupportedError
 
 
 def count() -> int:
-    """Processes that torchrun started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
+    """Processes that torchrun started.
+
+    Raises:
+        InputError: Its variable is no number of processes.
+    """
+    given = os.environ.get("WORLD_SIZE", "1")
+    if not given.isdecimal() or not int(given):
+        raise InputError(f"WORLD_SIZE must be a number of processes, from 1: got {given!r}")
+    return int(given)
 
 
 def check(given: Mapping[str, object]) -> None:
