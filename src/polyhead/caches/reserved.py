@@ -22,20 +22,9 @@ from polyhead.caches.sizes import Dense, Plain, Quantized, Ring
 from polyhead.caches.views import positions_at
 from polyhead.errors import UnsupportedError
 from polyhead.native import batch_invariant
+from polyhead.native.arguments import CacheSegment
 from polyhead.native.coding import Coding
 from polyhead.semantics.sources import DenseSource
-
-KVSegment = tuple[
-    Tensor,
-    Tensor | None,
-    int,
-    int,
-    Tensor | None,
-    Coding | None,
-    Tensor | None,
-    list[int] | None,
-]
-"""The fields of ``native.arguments.KVSegment``."""
 
 
 class Reserved(NamedTuple):
@@ -46,7 +35,7 @@ class Reserved(NamedTuple):
         before: The memory that counts the new tokens, as it was before.
     """
 
-    held: list[KVSegment]
+    held: list[CacheSegment]
     before: Undo
 
 
@@ -101,7 +90,7 @@ def reserve_slots(
             before = Undo(rows, stops, rows.firsts)
             rows.stops = [stop] * len(stops)
             v = tensors[1] if values else None
-            return Reserved([(tensors[0], v, 0, stop, None, None, None, None)], before)
+            return Reserved([CacheSegment(tensors[0], v, 0, stop)], before)
     rows = contents.with_room(count, latents=True, wrap=True)
     if rows is None:
         counts = [count] * contents.shape.batch
@@ -139,15 +128,12 @@ def write_at(positions: Tensor, contents: LayerKV | None, k: Tensor, v: Tensor) 
     return DenseSource(keys, values[0] if values else keys[..., : contents.shape.value_dim])
 
 
-def _in_rows(rows: Rows, first: int, stop: int) -> list[KVSegment]:
+def _in_rows(rows: Rows, first: int, stop: int) -> list[CacheSegment]:
     k, *more = rows.tensors
     v = more[0] if more else None
     if rows.store.limit is None:  # as ``spans`` has it
-        return [(k, v, first, stop - first, None, None, None, None)]
-    return [
-        (k, v, span.address, span.length, None, None, None, None)
-        for span in rows.spans(first, stop)
-    ]
+        return [CacheSegment(k, v, first, stop - first)]
+    return [CacheSegment(k, v, span.address, span.length) for span in rows.spans(first, stop)]
 
 
 def _reserve_elsewhere(
@@ -174,7 +160,7 @@ def _reserve_elsewhere(
             return None
         (k, *more), table = found
         v = more[0] if more else None
-        return Reserved([(k, v, 0, max(memory.stops), table, None, None, None)], before)
+        return Reserved([CacheSegment(k, v, 0, max(memory.stops), table)], before)
     if not isinstance(memory, Rows):
         return None
     stop = max(length + count for length, count in zip(memory.stops, counts, strict=True))
@@ -187,7 +173,7 @@ def _reserve_elsewhere(
     before = Undo(memory, memory.stops, memory.firsts)
     memory.count(None, counts)
     k, *more = memory.tensors
-    return Reserved([(k, more[0] if more else None, 0, stop, None, None, None, None)], before)
+    return Reserved([CacheSegment(k, more[0] if more else None, 0, stop)], before)
 
 
 def _reserve_around(
@@ -204,7 +190,7 @@ def _reserve_around(
     if in_order and any(ring.firsts):
         k, *more = ring.tensors
         v = more[0] if more else None
-        return Reserved([(k, v, 0, ring.extent, None, None, None, ring.firsts)], before)
+        return Reserved([CacheSegment(k, v, 0, ring.extent, firsts=ring.firsts)], before)
     return Reserved(_all_of(contents, window), before)
 
 
@@ -243,10 +229,10 @@ def _only_writes(contents: LayerKV, counts: Sequence[int], storage: Quantized) -
     return True
 
 
-def _all_of(contents: LayerKV, window: int | None = None) -> list[KVSegment]:
+def _all_of(contents: LayerKV, window: int | None = None) -> list[CacheSegment]:
     """Everything held, as modules read it: in the order of ``LayerKV.spans`` where rows hold the
     same places, else all addresses, with what each row has there."""
-    held: list[KVSegment] = []
+    held: list[CacheSegment] = []
     even = contents.even
     for name, memory in contents.memories.items():
         k, v, coding = _tensors_of(contents, name)
@@ -258,12 +244,12 @@ def _all_of(contents: LayerKV, window: int | None = None) -> list[KVSegment]:
             elif window is not None:
                 first = max(first, stop - window)
             held += [
-                (k, v, span.address, span.length, table, coding, None, None)
+                CacheSegment(k, v, span.address, span.length, table, coding)
                 for span in memory.spans(first, stop)
             ]
         elif memory.extent:
             where = positions_at(contents, name)
-            held.append((k, v, 0, memory.extent, table, coding, where, None))
+            held.append(CacheSegment(k, v, 0, memory.extent, table, coding, where))
     return held
 
 

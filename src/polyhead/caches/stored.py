@@ -23,11 +23,12 @@ from polyhead.caches.layer_kv import LayerKV, Shape, latent_of
 from polyhead.caches.memory import with_one
 from polyhead.caches.pages import Pages
 from polyhead.caches.protocol import Counts, KeyValueCache, per_row
-from polyhead.caches.reserved import KVSegment, Undo, reserve_slots, write_at
+from polyhead.caches.reserved import Undo, reserve_slots, write_at
 from polyhead.caches.saved import checked, described, saved
 from polyhead.caches.sizes import Dense, Layout, Plain, Quantized, Ring, Storage, units
 from polyhead.caches.views import row_by_row, selected, view, with_chunk
 from polyhead.errors import ConfigError
+from polyhead.native.arguments import CacheSegment
 from polyhead.semantics.sources import KeyValueSource, are_first_features
 from polyhead.semantics.tokens import active_capture
 
@@ -259,7 +260,7 @@ class StoredCache(KeyValueCache):
         shape: tuple[Any, ...] | None,
         count: int | Sequence[int],
         window: int | None = None,
-    ) -> list[KVSegment] | None:
+    ) -> list[CacheSegment] | None:
         """Reserves slots for more tokens in every row; the caller writes their keys and values.
 
         The caller holds the lock ``in_use``; ``release_slots`` gives the slots back.
@@ -302,7 +303,7 @@ class StoredCache(KeyValueCache):
             self._lengths = self._contents.exact.stops = lengths
             self._undo = None  # what it would take back is soon not the last
 
-    def held(self) -> KVSegment | None:
+    def held(self) -> CacheSegment | None:
         """Where all tokens lie: keys ``[B, G, n, D]``, values, the first of them and how many.
 
         None unless they are exact, at places that are their positions, and in one piece.
@@ -312,7 +313,7 @@ class StoredCache(KeyValueCache):
             return None
         (span,) = rows.spans(0, rows.stops[0])
         k, v = rows.tensors
-        return k, v, span.address, span.length, None, None, None, None
+        return CacheSegment(k, v, span.address, span.length)
 
     @property
     def pages(self) -> Pages | None:

@@ -25,7 +25,6 @@ from polyhead.caches import (
     StoredCache,
 )
 from polyhead.caches.pooled_step import PooledStep
-from polyhead.caches.reserved import KVSegment
 from polyhead.layers.exact import Classes, ExactType, guarded_attributes
 from polyhead.layers.native_attention import ROPE
 from polyhead.layers.native_export import NotExportableError
@@ -40,7 +39,7 @@ from polyhead.layers.native_layer import (
 from polyhead.layers.repeated_step import FIELDS, RepeatedStep
 from polyhead.layers.selectors import bounds
 from polyhead.native import Code, batch_invariant, is_plain
-from polyhead.native.arguments import Guard
+from polyhead.native.arguments import CacheSegment, Guard
 from polyhead.native.code import LayerCall
 from polyhead.semantics import Bias, Causal, Mask, RelativeBias
 
@@ -114,7 +113,7 @@ class PlannedLayer:
         batch: int,
         count: int | list[int],
         window: int | None,
-    ) -> list[KVSegment] | None:
+    ) -> list[CacheSegment] | None:
         """``StoredCache.reserve_slots``, if the cache holds what the layer writes."""
         contents, shape = cache._contents, None
         fitting = None if self._fitting is None else self._fitting()
@@ -326,7 +325,9 @@ class FusedLayers:
             return way == "absorbed"
         return True
 
-    def _memory(self, sizes: tuple[int, int, int], cache: SequenceCache | None) -> KVSegment | None:
+    def _memory(
+        self, sizes: tuple[int, int, int], cache: SequenceCache | None
+    ) -> CacheSegment | None:
         """The memory of the context's keys and values; None if the modules must run."""
         x, context = self._x, self._context
         if (

@@ -17,6 +17,7 @@ from polyhead.native.arguments import (
     DTYPES,
     MAX_GEMV_ROWS,
     NO_SCORE_MODS,
+    CacheSegment,
     Guard,
     KVSegment,
     Layer,
@@ -36,12 +37,12 @@ from polyhead.native.threads import threads
 LayerCall = tuple[
     Layer,
     tuple[Tensor, Tensor] | None,
-    list[tuple[Any, ...]],
+    list[CacheSegment],
     Tensor | None,
-    tuple[Any, ...] | None,
+    CacheSegment | None,
     Tensor | None,
 ]
-"""The fields of ``arguments.LayerCall`` and ``CacheSegment``: made for every layer and token."""
+"""The fields of ``arguments.LayerCall``: made for every layer and token."""
 
 _DTYPES = {
     "avx512_amx": frozenset({torch.float32, torch.float16}),
