@@ -32,22 +32,22 @@ struct Gemv {
 };
 
 // Scratch memory of GEMM, for the widest vectors: packed rows that all threads read, of x and of hidden
-// features; of each thread sums, and rows of weights as they are multiplied.
+// features; of each thread sums, rows of weights as they are multiplied, and what gates are made of.
 constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWidth = 16;
 constexpr int64_t kSumsNumbers = 2 * kMostTileRows * kMostPanel * kMostWidth;
 inline int64_t panel_row(int64_t features) { return (features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
 inline int64_t panel_numbers(int64_t features) { return kMostPanel * panel_row(features); }
-inline int64_t packed_numbers(int64_t rows, int64_t features) {
-    return (rows < kBlockRows ? rows : kBlockRows) * panel_row(features);
-}
+inline int64_t rows_of_block(int64_t rows) { return rows < kBlockRows ? rows : kBlockRows; }
 struct GemmScratch {
-    int64_t x_numbers, hidden_numbers, panel_numbers;
+    int64_t x_numbers, hidden_numbers, panel_numbers, sums_numbers, gates_numbers;
     float* at;
-    int64_t numbers(int threads) const { return x_numbers + hidden_numbers + threads * (kSumsNumbers + panel_numbers); }
+    int64_t numbers_of_thread() const { return sums_numbers + panel_numbers + gates_numbers; }
+    int64_t numbers(int threads) const { return x_numbers + hidden_numbers + threads * numbers_of_thread(); }
     float* x() const { return at; }
     float* hidden() const { return at + x_numbers; }
-    float* sums(int thread) const { return hidden() + hidden_numbers + thread * (kSumsNumbers + panel_numbers); }
-    float* panel(int thread) const { return sums(thread) + kSumsNumbers; }
+    float* sums(int thread) const { return hidden() + hidden_numbers + thread * numbers_of_thread(); }
+    float* panel(int thread) const { return sums(thread) + sums_numbers; }
+    float* gates(int thread) const { return panel(thread) + panel_numbers; }
 };
 
 // Whether a fused product has dense weights, quantised weights, or both; and weights that x in 8 bits meets, or others.
@@ -63,7 +63,7 @@ struct WeightKinds {
 struct Gemm {
     Dtype dtype;            // of x, weights, biases and y
     bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it
-    bool any_order;         // products of bfloat16 may be added up in another order than Gemv's
+    bool any_order;         // products may be added up in another order than Gemv's
     const void* x;          // rows `x_stride` apart
     int64_t x_stride, rows, in_features;
     LinearWeight weights[kMaxWeights];
@@ -73,13 +73,10 @@ struct Gemm {
     GemmScratch scratch;
 };
 
-inline bool is_read_in_place(const LinearWeight& f, Dtype dtype) { return dtype == kFloat32 && !f.type; }
-
 // Without its memory, as the next one.
 inline GemmScratch scratch_of(const Gemm& p) {
-    bool in_place = true;
-    for (int i = 0; i < p.count; ++i) in_place = in_place && is_read_in_place(p.weights[i], p.dtype);
-    return {packed_numbers(p.rows, p.in_features), 0, in_place ? 0 : panel_numbers(p.in_features), nullptr};
+    const int64_t rows = rows_of_block(p.rows), sums = rows * kMostPanel;
+    return {rows * panel_row(p.in_features), 0, panel_numbers(p.in_features), sums < kSumsNumbers ? kSumsNumbers : sums, 0, nullptr};
 }
 
 // y = the numbers of rows of blocks.
@@ -119,12 +116,11 @@ struct GemmNetwork {
 };
 
 inline GemmScratch scratch_of(const GemmNetwork& f) {
-    const Network& n = f.network;
-    const Gemm& p = f.in;
-    const int64_t F = n.up.out_features;
-    const bool in_place = is_read_in_place(n.up, p.dtype) && is_read_in_place(n.gate, p.dtype) && is_read_in_place(n.down, p.dtype);
-    const int64_t panels = 2 * panel_numbers(p.in_features), last = panel_numbers(F);
-    return {packed_numbers(p.rows, p.in_features), packed_numbers(p.rows, F), in_place ? 0 : panels > last ? panels : last, nullptr};
+    GemmScratch found = scratch_of(f.in);
+    const int64_t F = f.network.up.out_features, rows = rows_of_block(f.in.rows), last = panel_numbers(F);
+    found.hidden_numbers = rows * panel_row(F), found.gates_numbers = rows * kMostPanel;
+    if (found.panel_numbers < last) found.panel_numbers = last;
+    return found;
 }
 
 // y = x / √(mean(x²) + eps) · (weight + offset) along rows, with x − mean(x) in place of x where centred.

@@ -8,11 +8,12 @@
 // With pairs of bfloat16 (E is Pair) the processor's own instruction multiplies, twice as fast, in GEMV and GEMM in one
 // order. Only blocks in a GEMM of pairs are rounded to bfloat16, and give other bits than in GEMV.
 //
-// With matrix tiles (E is TilePair) panels of W are transposed, and all has other bits than in GEMV.
+// Where the order of sums is free, outer products are faster (E is Outer, outer_products.h).
 #pragma once
 
 #include "../common/team.h"
 #include "../quantized/int8_gemm.h"
+#include "outer_products.h"
 #include "rows.h"
 #include "tiles.h"
 
@@ -24,15 +25,12 @@ template <class E> constexpr int64_t kRowsOfTile = kDotRows;
 constexpr int64_t kDotRun = PH_WIDTH == 16 ? 128 : 96;  // vectors along K that the nearest caches hold of a tile
 static_assert(kPanel <= kMostPanel);
 
-inline int64_t whole_vectors(int64_t elements) { return (elements + W - 1) / W * W; }
-
+template <class E> constexpr int64_t kColumnUnit<Outer<E>> = kOuterColumns<E>;
+template <class E> constexpr int64_t kRowsOfTile<Outer<E>> = kOuterRows;
 #if PH_TILES
-// A pair of bfloat16 that matrix tiles multiply.
-struct TilePair { uint32_t bits; };
-template <> constexpr int64_t kColumnUnit<TilePair> = 2 * kTile;
-template <> constexpr int64_t kRowsOfTile<TilePair> = 2 * kTile;
-static_assert(kPanel % (2 * kTile) == 0);
+template <> constexpr int64_t kRowsOfTile<Outer<Pair>> = 2 * kTile;
 #endif
+static_assert(kPanel % kOuterColumns<float> == 0 && kPanel % kOuterColumns<Pair> == 0);
 
 // dots[R, kPanel] of R packed rows with `count` rows of W, of K elements each.
 template <int R, class E> void dot_panel(const E* x, WeightRows<E> w, int64_t count, int64_t K, Vec* scratch, float* dots) {
@@ -112,37 +110,6 @@ template <class T> WeightRows<Pair> weight_rows(const LinearWeight& f, int64_t n
 }
 #endif
 
-#if PH_TILES
-inline void pack_tile(const BFloat16* x, int64_t stride, int64_t rows, int64_t K, TilePair* to) { pack_tile(x, stride, rows, K, (Pair*)to); }
-
-// 2 kTile columns after another, each of them [pairs, columns]. The last ones beyond `count` are 0, or are not there.
-template <class T> WeightRows<TilePair> weight_rows(const LinearWeight& f, int64_t n, int64_t count, int64_t K, TilePair* panel) {
-    const int64_t steps = elements_of<TilePair>(K);
-    for (int64_t i = 0; i < count; i += kTile) {
-        const int64_t columns = count - i < kTile ? count - i : kTile;
-        const WeightRows<Pair> w = weight_rows<T>(f, n + i, columns, K, (Pair*)(panel + kPanel * steps));
-        TilePair* to = panel + i / (2 * kTile) * (2 * kTile) * steps + i % (2 * kTile);
-        for (int64_t k = 0; k < steps; k += W) {
-            Vec block[W];
-            for (int64_t c = 0; c < kTile; ++c) block[c] = c < columns ? load_any<Vec>(w.at + c * w.row + k) : Vec{};
-            transpose_in_registers(block);
-            for (int64_t j = 0; j < W; ++j) store_any(to + (k + j) * 2 * kTile, block[j]);
-        }
-    }
-    return {panel, steps, 0};
-}
-
-inline void dots_of_tile(int64_t rows, const TilePair* x, WeightRows<TilePair> w, int64_t count, int64_t steps, Vec*, float* dots) {
-    set_tile_rows(rows);
-    for (int64_t n = 0; n < count; n += 2 * kTile)
-        with_constant<2>(rows > kTile ? 2 : 1, [&](auto r) {
-            with_constant<2>(count - n > kTile ? 2 : 1, [&](auto c) {
-                product_of_packed_tiles<r, c>(rows, (const Pair*)x, (const Pair*)(w.at + n * steps), steps, dots + n, kPanel, false);
-            });
-        });
-}
-#endif
-
 // What a thread of a team computes: tiles of rows and columns, both in whole ones.
 struct Share {
     int64_t first_tile, last_tile, first_column, last_column;
@@ -182,7 +149,7 @@ void write_dots(const float* dots, int64_t rows, const T* bias, int64_t count, Y
         for (int64_t n = 0; n < count; n += W) store_some(load(dots + n) + load(added + n), y + n, count - n);
 }
 
-// Calls done(first row, rows, n, columns, dots) for the tiles of a thread and every panel [n, n + columns) of the rows
+// Calls done(first row, rows, n, columns, dots [rows, kPanel]) for the tiles of a thread and every panel [n, n + columns) of the rows
 // [first, last) of a weight; x is packed.
 template <class T, class E, class Done>
 void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
@@ -196,6 +163,28 @@ void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, in
             const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
             dots_of_tile(rows, x + row * width, w, count, elements, (Vec*)scratch.sums(thread), dots);
             done(row, rows, n, count, dots);
+        }
+    }
+}
+
+// The same by outer products: sums of all tiles are kept from one part of K to the next.
+template <class T, class E, class Done>
+void over_panels(const Outer<E>* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
+                 const GemmScratch& scratch, int thread, const Done& done) {
+    const int64_t elements = whole_vectors(elements_of<E>(K));
+    Outer<E>* panel = (Outer<E>*)scratch.panel(thread);
+    for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
+        count = last - n < kPanel ? last - n : kPanel;
+        for (int64_t k = 0, part; k < elements; k += part) {
+            part = elements - k > kOuterSteps * 5 / 4 ? kOuterSteps : elements - k;
+            transpose_panel<T>(f, n, count, K, k, part, panel);
+            float dots[kRowsOfTile<Outer<E>> * kPanel];
+            for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
+                const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
+                float* sums = part == elements ? dots : scratch.sums(thread) + row * kPanel;
+                multiply_panel(rows, x + row * elements + k * rows, panel, count, part, sums, kPanel, k > 0);
+                if (k + part == elements) done(row, rows, n, count, sums);
+            }
         }
     }
 }
@@ -222,15 +211,16 @@ template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads)
     });
 }
 
-// Calls of(number of the dtype, element of packed rows).
+// Calls of(number of the dtype, element of packed rows). As many rows as a step has get the bits of GEMV in any case.
 template <class Of> void with_elements(const Gemm& p, const Of& of) {
 #if PH_TILES
-    if (p.dtype == kBFloat16 && p.any_order && p.rows >= kTile) return of(BFloat16{}, TilePair{});
+    if (p.dtype == kBFloat16 && p.any_order && p.rows >= kTile) return of(BFloat16{}, Outer<Pair>{});
 #endif
+    const bool outer = p.any_order && p.rows > kMaxStepRows;
 #if PH_PAIRS
-    if (p.dtype == kBFloat16 && p.pairs) return of(BFloat16{}, Pair{});
+    if (p.dtype == kBFloat16 && p.pairs) return outer ? of(BFloat16{}, Outer<Pair>{}) : of(BFloat16{}, Pair{});
 #endif
-    with_dtype(p.dtype, [&](auto number) { of(number, float{}); });
+    with_dtype(p.dtype, [&](auto number) { outer ? of(number, Outer<float>{}) : of(number, float{}); });
 }
 
 inline void gemm(const Gemm& p, int threads) {

@@ -1,5 +1,5 @@
 // Feed-forward networks as GEMM: the hidden features of a tile of rows are activated where they are found, and
-// packed for the last product. Each row has the bits of GEMV, unless blocks are multiplied in pairs.
+// packed for the last product. Each row has the bits of GEMV, unless blocks are multiplied in pairs or the order is free.
 #pragma once
 
 #include "activations.h"
@@ -32,9 +32,10 @@ inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t ele
         for (int64_t r = 0; r < rows; ++r) pack_weights(hidden + r * kPanel + i, 2 * W, to + (n + i) / 2 * rows + r * W);
 }
 #endif
-#if PH_TILES
-inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, TilePair* to) { pack_panel(hidden, rows, n, elements, (Pair*)to); }
-#endif
+template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, Outer<E>* to) {
+    const int64_t per = __is_same(E, float) ? 1 : 2, rest = elements * per - n;
+    pack_tile(hidden, kPanel, rows, rest < kPanel ? rest : kPanel, to + n / per * rows);
+}
 
 static_assert(kPanel % (2 * W) == 0, "panels of hidden features are whole vectors");
 
@@ -42,26 +43,30 @@ template <class T, class E>
 void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int threads) {
     const Gemm& p = f.in;
     const Network& by = f.network;
-    const int64_t K = p.in_features, F = by.up.out_features, elements = elements_of<E>(K), width = whole_vectors(elements);
+    const int64_t K = p.in_features, F = by.up.out_features;
     const int64_t hidden_width = whole_vectors(elements_of<E>(F));
     const Share share(tiles.count, F, kPanel, thread, threads);
     if (share.first_tile == share.last_tile) return;
     const Bend bend = bend_of<T>(by);
+    float* gates = p.scratch.gates(thread);
+    auto zero_behind = [](float* dots, int64_t rows, int64_t count) {  // columns behind the last
+        for (int64_t r = 0; r < rows && count < kPanel; ++r) __builtin_memset(dots + r * kPanel + count, 0, (kPanel - count) * sizeof(float));
+    };
     for (int64_t n = share.first_column, count; n < share.last_column; n += count) {
         count = share.last_column - n < kPanel ? share.last_column - n : kPanel;
-        const WeightRows<E> up = weight_rows<T>(by.up, n, count, K, (E*)p.scratch.panel(thread));
-        WeightRows<E> gate{};
-        if (by.gate.weight) gate = weight_rows<T>(by.gate, n, count, K, (E*)(p.scratch.panel(thread) + panel_numbers(K)));
-        float gates[kRowsOfTile<E> * kPanel] = {}, values[kRowsOfTile<E> * kPanel] = {};
-        for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
-            const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
-            const E* x = (const E*)p.scratch.x() + row * width;
-            if (count < kPanel) __builtin_memset(values, 0, sizeof values);  // of the last tile
-            if (by.gate.weight) dots_of_tile(rows, x, gate, count, elements, (Vec*)p.scratch.sums(thread), gates);
-            dots_of_tile(rows, x, up, count, elements, (Vec*)p.scratch.sums(thread), values);
-            activate_panel<T>(by, bend, gates, values, rows, n, count);
+        auto over = [&](const LinearWeight& f, const auto& done) {
+            over_panels<T>((const E*)p.scratch.x(), K, f, n, n + count, tiles, share, p.scratch, thread, done);
+        };
+        if (by.gate.weight)
+            over(by.gate, [&](int64_t row, int64_t rows, int64_t, int64_t, const float* dots) {
+                __builtin_memcpy(gates + row * kPanel, dots, rows * kPanel * sizeof(float));
+                zero_behind(gates + row * kPanel, rows, count);
+            });
+        over(by.up, [&](int64_t row, int64_t rows, int64_t, int64_t, float* values) {
+            zero_behind(values, rows, count);
+            activate_panel<T>(by, bend, gates + row * kPanel, values, rows, n, count);
             pack_panel(values, rows, n, hidden_width, (E*)p.scratch.hidden() + row * hidden_width);
-        }
+        });
     }
 }
 

@@ -2,9 +2,9 @@
 
 As many rows as a decoding step takes, of every dtype: decoding waits for weights to be read, and a
 step has the bits of its modules. More in the dtypes in which the native product is as fast as
-torch's or faster: with vectors of 16 in float32 and float16, with instructions for bfloat16, and on
-AVX2 in both 16-bit dtypes, of which torch has no fast product there. All of every dtype, where each
-must have the bits that it has alone, and where weights are blocks.
+torch's or faster: on AVX2 in all, with vectors of 16 in float32 and float16, and in bfloat16 with
+instructions for pairs of it. All of every dtype, where each must have the bits that it has alone,
+and where weights are blocks.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
 Reading weights is what decoding waits for. The native code reads every weight once, in the order of
 memory, by all threads, which is two to three times as fast as torch's product of one row; it reads
-the parameters themselves, so there is no copy that could grow stale. Prompts take it in float32 on
-vectors of 16, where it is as fast as torch's product. Gradients and everything that watches or
-transforms a computation take the modules as they are.
+the parameters themselves, so there is no copy that could grow stale. Prompts take it where it is
+as fast as torch's product (``gemm.py``). Gradients and everything that watches or transforms a
+computation take the modules as they are.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ _DTYPES = {
     "avx512_amx": frozenset({torch.float32, torch.float16}),
     "avx512_bf16": frozenset(DTYPES),
     "avx512": frozenset({torch.float32, torch.float16}),
-    "avx2": frozenset({torch.bfloat16, torch.float16}),
+    "avx2": frozenset(DTYPES),
 }
 
 
@@ -80,9 +80,10 @@ class Code:
             x: ``[rows, in]``, the last dimension dense.
             weights: At most ``MAX_WEIGHTS``, dense, in the dtype of x or in blocks.
             batch_invariant: A row has the same bits whatever rows are beside it, and however many.
-                Otherwise blocks that meet more than ``MAX_GEMV_ROWS`` rows of bfloat16 are rounded
-                to bfloat16 and multiplied by the processor's instruction for that, if it has one;
-                and matrix tiles (AMX) multiply 16 rows of bfloat16 and more, in another order.
+                Otherwise more than ``MAX_STEP_ROWS`` rows, and with matrix tiles (AMX) 16 rows of
+                bfloat16 and more, are added up in another order, which is faster; and blocks that
+                meet more than ``MAX_GEMV_ROWS`` rows of bfloat16 are rounded to bfloat16, if the
+                processor has an instruction for it.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
         self._native.product(self._index, threads(), x, weights, batch_invariant, y)
