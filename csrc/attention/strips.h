@@ -85,14 +85,12 @@ inline void pack_values(const BFloat16* v, int64_t stride, int64_t length, int64
 }
 
 inline void pack_query(const BFloat16* q, int64_t D, Pair* to) {
-    for (int64_t d = 0; d < D; d += 2) {
-        const uint32_t high = d + 1 < D ? q[d + 1].bits : 0;
-        to[d / 2].bits = q[d].bits | high << 16;
-    }
+    if (D % 2) to[D / 2].bits = 0;
+    __builtin_memcpy(to, q, D * sizeof(BFloat16));
 }
 #endif
 template <class T> inline void pack_query(const T* q, int64_t D, float* to) {
-    for (int64_t d = 0; d < D; ++d) to[d] = to_float(q[d]);
+    for (int64_t d = 0; d < D; d += W) store_some(load_some(q + d, D - d), to + d, D - d);
 }
 
 // The part of a block of keys that any of `count` rows from i on sees, widened to whole vectors.
