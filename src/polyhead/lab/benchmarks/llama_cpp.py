@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,12 @@ from typing import Any
 import torch
 
 from polyhead.lab.benchmarks.case import Wall
+
+_REST = 0.02
+"""Seconds for threads to fall asleep, torch's before llama.cpp is asked and its own afterwards.
+
+They spin for some milliseconds, and what is measured meanwhile takes a fifth longer.
+"""
 
 # llama.cpp prints other lines too; answers are recognized by their first characters.
 _MARK = "answer: "
@@ -93,11 +100,13 @@ class LlamaCpp:
         pipe_in, pipe_out = self._process.stdin, self._process.stdout
         assert pipe_in is not None
         assert pipe_out is not None
+        time.sleep(_REST)
         pipe_in.write(json.dumps([{"temperature": 0} | each for each in requests]) + "\n")
         pipe_in.flush()
         for line in pipe_out:
             if line.startswith(_MARK):
                 answers, wall, processor = json.loads(line.removeprefix(_MARK))
+                time.sleep(_REST)
                 return answers, Wall(wall, processor)
         raise RuntimeError(f"llama.cpp ended with code {self._process.wait()}")
 
