@@ -1,0 +1,112 @@
+"""Products of a prompt's rows with weights, beside torch's and the registers' rate.
+
+    python benchmarks/products.py [--rows 256 1024] [--threads 2] [--seconds 1]
+
+The shapes are those of SmolLM2-135M (576 features, 1,536 hidden ones) and a larger layer. Numbers
+in float32 and bfloat16, blocks of 4 bits (Q4_1) with either, and blocks whose activations are
+rounded to 8 bits, of which the limit is that of 8-bit integers. Each result is compared with
+float64 first; all are timed in turns. The last line is JSON: GFLOP/s, and the fraction of the
+registers' rate.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from polyhead import native
+from polyhead.native import rates
+from polyhead.native.arguments import INT8_ACTIVATIONS, Weight
+from polyhead.quantization import block_type
+from polyhead.quantization.packing import pack
+from polyhead.quantization.unpacking import unpack
+
+SHAPES = ((576, 1536), (1536, 576), (2048, 2048))
+WAYS = (
+    ("float32", torch.float32, False, False),
+    ("bfloat16", torch.bfloat16, False, False),
+    ("Q4_1, float32", torch.float32, True, False),
+    ("Q4_1, bfloat16", torch.bfloat16, True, False),
+    ("Q4_1, activations in 8 bits", torch.float32, True, True),
+)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    options.add_argument("--rows", type=int, nargs="+", default=[256, 1024])
+    options.add_argument("--threads", type=int, default=torch.get_num_threads())
+    options.add_argument("--seconds", type=float, default=1.0, help="of each product; default: 1")
+    args = options.parse_args()
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    found = {}
+    with torch.no_grad():
+        for rows in args.rows:
+            for inputs, outputs in SHAPES:
+                for name, dtype, blocks, int8 in WAYS:
+                    x = torch.randn(rows, inputs).to(dtype)
+                    weight = torch.randn(outputs, inputs) / inputs**0.5
+                    made = measured(x, weight, blocks, int8, args.seconds)
+                    label = f"{rows} × {inputs} × {outputs}, {name}"
+                    found[label] = made
+                    print(
+                        f"{label}: {made['rate']:.0f} GFLOP/s, {made['of_limit']:.0%};"
+                        f" torch {made['torch']:.0%}",
+                        flush=True,
+                    )
+    facts = {"machine": platform.machine(), "threads": args.threads, "seconds": args.seconds}
+    print(json.dumps(facts | {"products": found}))
+
+
+def measured(
+    x: Tensor, weight: Tensor, blocks: bool, int8: bool, seconds: float
+) -> dict[str, float]:
+    """GFLOP/s, and of the registers' rate what we and torch reach."""
+    code = native.code(x.dtype)
+    if code is None:
+        raise SystemExit(f"no native code here: {native.unavailable()}")
+    kind = block_type("Q4_1")
+    ours = Weight(weight.to(x.dtype), None)
+    if blocks:
+        packed = pack(weight, kind)
+        weight = unpack(packed, kind)
+        ours = Weight(packed, None, kind.number + (INT8_ACTIVATIONS if int8 else 0))
+    theirs = weight.to(x.dtype)
+    operations = 2.0 * x.shape[0] * weight.numel()
+    instruction = rates.instructions(torch.int8 if int8 else x.dtype)[-1]
+    done = rates.compute(instruction, operations)
+    runs: dict[str, Callable[[], object]] = {
+        "ours": lambda: code.product(x, [ours], batch_invariant=False),
+        "torch": lambda: torch.nn.functional.linear(x, theirs),
+        "limit": lambda: rates.compute(instruction, operations),
+    }
+    exact = x.double() @ weight.double().mT
+    y = code.product(x, [ours], batch_invariant=False).double()
+    error = (y - exact).norm() / exact.norm()
+    if not error <= (0.02 if int8 else 0.01):
+        raise SystemExit(f"{instruction}: an error of {error:.1e}")
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(taken["ours"]) < 3:
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - begin)
+    median = {name: statistics.median(values) for name, values in taken.items()}
+    limit = median["limit"] * operations / done
+    return {
+        "rate": operations / median["ours"] / 1e9,
+        "of_limit": limit / median["ours"],
+        "torch": limit / median["torch"],
+    }
+
+
+if __name__ == "__main__":
+    main()
