@@ -91,9 +91,7 @@ def test_networks_equal_those_in_one_order(code, dtype, gated, inputs, hidden):
     alphas = torch.tensor([0.3]).to(dtype), torch.tensor([-0.7]).to(dtype)
     for name, clamp, offset in (("silu", math.inf, 0.0), ("xielu", 0.4, 1.0)):
         own = (alphas,) if name == "xielu" else ()
-        network = Network(
-            gate if gated else None, up, down, ACTIVATIONS[name], clamp, offset, *own
-        )
+        network = Network(gate if gated else None, up, down, ACTIVATIONS[name], clamp, offset, *own)
         wanted = code.feed_forward(x, network).double()
         found = code.feed_forward(x, network, batch_invariant=False).double()
         eps = torch.finfo(dtype).eps
