@@ -145,8 +145,8 @@ def every_case() -> list[Case]:
     torch.manual_seed(0)
     found: list[Case] = []
     for dtype in DTYPES:
-        found += [product(dtype, rows, None) for rows in (1, 3, 8, 9, 33)]
-        found += [product(dtype, rows, block) for block in BLOCKS for rows in (1, 5, 20)]
+        found += [product(dtype, rows, None) for rows in (1, 3, 8, 9, 33, 70)]
+        found += [product(dtype, rows, block) for block in BLOCKS for rows in (1, 5, 20, 70)]
         found += [product(dtype, 3, block, int8=True) for block in BLOCKS]
         found += [
             attention(dtype, queries, *sizes)

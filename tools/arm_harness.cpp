@@ -54,7 +54,7 @@ void product(const Code& code, int threads) {
     const std::vector<char> x = bytes(), weight = bytes(), bias = bytes();
     p.x = x.data(), w.weight = weight.data(), w.bias = bias.size() > 64 ? bias.data() : nullptr;
     std::vector<char> y(p.rows * w.out_features * size_of(p.dtype));
-    p.y = y.data(), p.pairs = true, p.scratch = scratch_of(p);
+    p.y = y.data(), p.pairs = true, p.any_order = p.rows > kMaxStepRows, p.scratch = scratch_of(p);
     const bool few = p.rows <= kMaxGemvRows;
     std::vector<float> scratch(few ? kMaxGemvRows * p.in_features + 64 : p.scratch.numbers(threads) + 64);
     p.scratch.at = scratch.data();

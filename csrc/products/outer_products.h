@@ -18,6 +18,9 @@ template <> inline int64_t elements_of<Outer<float>>(int64_t K) { return K; }
 constexpr int kOuterRows = PH_WIDTH == 16 ? 8 : 6, kOuterVectors = PH_WIDTH == 16 ? 3 : 2;
 constexpr int64_t kOuterSteps = 768;  // elements along K of a panel
 constexpr int64_t kOuterRun = 256;    // numbers of a row of blocks that are unpacked at a time
+// Elements that are added up one after another before the sum is added to others, which keeps the rounding of long ones
+// small; bfloat16 has less precision than any sum of pairs loses.
+template <class E> constexpr int64_t kOuterSum = __is_same(E, float) ? 192 : 2 * kOuterSteps;
 
 inline int64_t whole_vectors(int64_t elements) { return (elements + W - 1) / W * W; }
 
@@ -92,12 +95,28 @@ void transpose_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t K,
     }
 }
 
-// sums[rows, count], `stride` apart: a packed tile of x with a panel; added to what is there, if so. A tile of more than
-// kMaxStepRows rows has one row less than most, if not as many.
+// sums[R, N · W], `stride` apart: a packed tile of x with N vectors of a panel; added to what is there, if so.
+template <int R, int N, class E>
+inline void outer_tile(const E* x, const E* panel, int64_t elements, float* sums, int64_t stride, bool add) {
+    Vec acc[R][N] = {};
+    for (int64_t k = 0; k < elements; ++k, x += R, panel += kOuterColumns<E>) {
+        Vec row[N];
+        PH_UNROLL(4) for (int n = 0; n < N; ++n) row[n] = load_elements(panel + n * W);
+        PH_UNROLL(8) for (int r = 0; r < R; ++r) {
+            const Vec of_x = broadcast(x + r);
+            PH_UNROLL(4) for (int n = 0; n < N; ++n) acc[r][n] = multiply_add_of<E>(acc[r][n], of_x, row[n]);
+        }
+    }
+    PH_UNROLL(8) for (int r = 0; r < R; ++r)
+        PH_UNROLL(4) for (int n = 0; n < N; ++n) {
+            float* to = sums + r * stride + n * W;
+            store_any(to, add ? load(to) + acc[r][n] : acc[r][n]);
+        }
+}
+
+// The same for all columns of a panel. A tile of more than kMaxStepRows rows has as many as most, or one less.
 template <class E>
 void multiply_panel(int64_t rows, const Outer<E>* x, const Outer<E>* panel, int64_t count, int64_t elements, float* sums, int64_t stride, bool add) {
-    static constexpr float ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
-    static_assert(kOuterRows <= 8);
     constexpr int64_t columns = kOuterColumns<E>;
     for (int64_t n = 0; n < count; n += columns, panel += columns * elements) {
         const int vectors = (int)(((count - n < columns ? count - n : columns) + W - 1) / W);
@@ -113,9 +132,11 @@ void multiply_panel(int64_t rows, const Outer<E>* x, const Outer<E>* panel, int6
         }
 #endif
         with_constant<kOuterVectors>(vectors, [&](auto N) {
-            Nothing none;
             auto multiply = [&](auto R) {
-                tile_product<R, N, true>(none, (const E*)x, R, (const E*)panel, columns, elements, sums + n, stride, add ? ones : nullptr);
+                for (int64_t k = 0, some; k < elements; k += some) {
+                    some = elements - k > kOuterSum<E> * 5 / 4 ? kOuterSum<E> : elements - k;
+                    outer_tile<R, N>((const E*)(x + k * R), (const E*)(panel + k * columns), some, sums + n, stride, add || k);
+                }
             };
             if (rows == kOuterRows) multiply(std::integral_constant<int, kOuterRows>{});
             else multiply(std::integral_constant<int, kOuterRows - 1>{});

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -137,10 +138,12 @@ def test_vectors_of_layers_are_the_sum_of_a_row_and_a_projection():
 def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(kind, tmp_path):
     mine, tokens = model(), ids(2, 40)
     whole = mine(tokens)
+    # One row is sensitive: both ways are up to 2e-5 from float64 there.
+    close = partial(torch.testing.assert_close, atol=5e-5, rtol=1e-5)
     cache = mine.new_cache(kind=kind, spare=4)
     chunks = tokens.split([11, 1, 1, 9, 1, 17], dim=1)
     found = [mine(chunk, cache=cache) for chunk in chunks]
-    torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=1e-5, rtol=1e-5)
+    close(torch.cat(found, dim=1), whole)
     assert [layer.bytes > 0 for layer in cache.layers] == [True, True, False, False]
     if kind == "auto":
         exact = mine.new_cache(capacity=40)
@@ -153,13 +156,13 @@ def test_a_model_decodes_as_in_one_pass_and_holds_what_is_planned(kind, tmp_path
     for each in (cache, other, cache.fork()):
         each.rollback(3)
         again = mine(tokens[:, -3:], cache=each)
-        torch.testing.assert_close(again, whole[:, -3:], atol=1e-5, rtol=1e-5)
+        close(again, whole[:, -3:])
     cache.reorder([1, 1, 0])
     cache.rollback([1, 4, 2])  # rows of different lengths
     rows = torch.stack((tokens[1], tokens[1], tokens[0]))
     step = mine(rows.gather(1, torch.tensor([[39], [36], [38]])), cache=cache)
     wanted = torch.stack((whole[1, 39], whole[1, 36], whole[0, 38]))
-    torch.testing.assert_close(step[:, 0], wanted, atol=1e-5, rtol=1e-5)
+    close(step[:, 0], wanted)
 
 
 def test_a_plan_reads_the_keys_of_the_other_layer_and_keeps_them_once():

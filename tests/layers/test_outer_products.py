@@ -68,6 +68,14 @@ def test_products_are_within_rounding(code, dtype, rows, inputs, outputs):
     within_rounding(y[:, outputs:], x, other)
 
 
+def test_sums_of_long_rows_round_no_more_than_torchs(code):
+    """In one run over 4,000 inputs they would lose four times as much."""
+    x, weight = torch.randn(70, 4000), torch.randn(33, 4000)
+    exact = x.double() @ weight.double().mT
+    y = code.product(x, [Weight(weight, None)], batch_invariant=False).double()
+    assert (y - exact).norm() <= 5e-7 * exact.norm()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("name", "inputs"), [("Q4_1", 96), ("Q8_0", 1056), ("Q6_K", 4352)])
 def test_blocks_are_unpacked_part_by_part(code, dtype, name, inputs):
