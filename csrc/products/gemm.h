@@ -175,7 +175,8 @@ void over_panels(const Outer<E>* x, int64_t K, const LinearWeight& f, int64_t fi
     Outer<E>* panel = (Outer<E>*)scratch.panel(thread);
     for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
         count = last - n < kPanel ? last - n : kPanel;
-        for (int64_t k = 0, part; k < elements; k += part) {
+        int64_t k = 0, part;
+        do {
             part = elements - k > kOuterSteps * 5 / 4 ? kOuterSteps : elements - k;
             transpose_panel<T>(f, n, count, K, k, part, panel);
             float dots[kRowsOfTile<Outer<E>> * kPanel];
@@ -185,7 +186,7 @@ void over_panels(const Outer<E>* x, int64_t K, const LinearWeight& f, int64_t fi
                 multiply_panel(rows, x + row * elements + k * rows, panel, count, part, sums, kPanel, k > 0);
                 if (k + part == elements) done(row, rows, n, count, sums);
             }
-        }
+        } while ((k += part) < elements);
     }
 }
 

@@ -1,8 +1,7 @@
 // Products of many rows in any order: outer products of columns of x and rows of Wᵀ, summed on tiles of registers.
 //
 // Rows of W are transposed into a panel, a part of K after the other, which the second cache holds while all rows of x
-// meet it. Vectors are columns of y: nothing is added across lanes, and two vectors of three are multiplied from
-// registers. Sums have other bits than GEMV's.
+// meet it. Vectors are columns of y: nothing is added across lanes. Sums have other bits than GEMV's.
 #pragma once
 
 #include "../quantized/products.h"
@@ -95,26 +94,23 @@ void transpose_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t K,
     }
 }
 
-// sums[R, N · W], `stride` apart: a packed tile of x with N vectors of a panel; added to what is there, if so.
+// sums[R, N · W], `stride` apart, of a run; added to what is there, if so.
 template <int R, int N, class E>
-inline void outer_tile(const E* x, const E* panel, int64_t elements, float* sums, int64_t stride, bool add) {
-    Vec acc[R][N] = {};
-    for (int64_t k = 0; k < elements; ++k, x += R, panel += kOuterColumns<E>) {
-        Vec row[N];
-        PH_UNROLL(4) for (int n = 0; n < N; ++n) row[n] = load_elements(panel + n * W);
-        PH_UNROLL(8) for (int r = 0; r < R; ++r) {
-            const Vec of_x = broadcast(x + r);
-            PH_UNROLL(4) for (int n = 0; n < N; ++n) acc[r][n] = multiply_add_of<E>(acc[r][n], of_x, row[n]);
-        }
-    }
-    PH_UNROLL(8) for (int r = 0; r < R; ++r)
+inline void sum_of_run(const E* x, const E* panel, int64_t elements, float* sums, int64_t stride, bool add) {
+    constexpr int64_t columns = kOuterColumns<E>;
+    Nothing none;
+    if (!add) return tile_product<R, N, true>(none, x, R, panel, columns, elements, sums, stride, nullptr);
+    float more[R * columns];
+    tile_product<R, N, true>(none, x, R, panel, columns, elements, more, columns, nullptr);
+    for (int r = 0; r < R; ++r)
         PH_UNROLL(4) for (int n = 0; n < N; ++n) {
             float* to = sums + r * stride + n * W;
-            store_any(to, add ? load(to) + acc[r][n] : acc[r][n]);
+            store(load(to) + load(more + r * columns + n * W), to);
         }
 }
 
-// The same for all columns of a panel. A tile of more than kMaxStepRows rows has as many as most, or one less.
+// sums[rows, count], `stride` apart: a packed tile of x with a panel; added to what is there, if so. A tile of more than
+// kMaxStepRows rows has as many as most, or one less.
 template <class E>
 void multiply_panel(int64_t rows, const Outer<E>* x, const Outer<E>* panel, int64_t count, int64_t elements, float* sums, int64_t stride, bool add) {
     constexpr int64_t columns = kOuterColumns<E>;
@@ -133,10 +129,11 @@ void multiply_panel(int64_t rows, const Outer<E>* x, const Outer<E>* panel, int6
 #endif
         with_constant<kOuterVectors>(vectors, [&](auto N) {
             auto multiply = [&](auto R) {
-                for (int64_t k = 0, some; k < elements; k += some) {
+                int64_t k = 0, some;
+                do {
                     some = elements - k > kOuterSum<E> * 5 / 4 ? kOuterSum<E> : elements - k;
-                    outer_tile<R, N>((const E*)(x + k * R), (const E*)(panel + k * columns), some, sums + n, stride, add || k);
-                }
+                    sum_of_run<R, N>((const E*)(x + k * R), (const E*)(panel + k * columns), some, sums + n, stride, add || k);
+                } while ((k += some) < elements);
             };
             if (rows == kOuterRows) multiply(std::integral_constant<int, kOuterRows>{});
             else multiply(std::integral_constant<int, kOuterRows - 1>{});

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.skipif(
     native.unavailable() is not None, reason=f"no native code here: {native.unavailable()}"
 )
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-TILES = "avx512_amx"
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +55,7 @@ def within_rounding(found, x, numbers, bias=0.0, rounded=0.0):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
-    [(65, 1, 5), (65, 37, 97), (71, 131, 113), (800, 48, 101), (97, 964, 50), (66, 4000, 25)],
+    [(65, 1, 5), (65, 37, 97), (71, 131, 113), (800, 48, 101), (97, 964, 50), (66, 4000, 25), (65, 0, 5)],
 )
 def test_products_are_within_rounding(code, dtype, rows, inputs, outputs):
     """Tails of rows, columns and inputs; more rows than a block; inputs of several panels."""
@@ -122,8 +121,12 @@ def test_rows_that_are_not_finite_stay_alone(code, dtype):
         assert not found[~others].isfinite().any()
 
 
-def test_as_many_rows_as_a_step_has_get_their_own_bits(code):
-    x, weight = torch.randn(MAX_STEP_ROWS + 1, 300), Weight(torch.randn(50, 300), None)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", [None, block_type("Q4_1")])
+def test_as_many_rows_as_a_step_has_get_their_own_bits(code, dtype, kind):
+    x = torch.randn(MAX_STEP_ROWS + 1, 320).to(dtype)
+    numbers = random_blocks(kind, 50, 320) if kind else torch.randn(50, 320).to(dtype)
+    weight = Weight(numbers, None, kind.number if kind else 0)
     few = code.product(x, [weight])
     assert torch.equal(code.product(x[:-1], [weight], batch_invariant=False), few[:-1])
     assert not torch.equal(code.product(x, [weight], batch_invariant=False), few)
