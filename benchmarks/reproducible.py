@@ -5,7 +5,8 @@
 
 ``256`` is a prompt of 256 tokens, ``6x`` a decoding step of 6 rows after 64 tokens; ``file`` are
 the weights of the 4-bit file, with float32. Logits are compared first (one position in ten may
-differ by more: some of random tokens are sensitive), then both are timed in turns; the ratio is the median of those of neighbours. The last line is JSON.
+differ by more: some of random tokens are sensitive), then both are timed in turns; the ratio is the
+median of those of neighbours. The last line is JSON.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ namespace polyhead {
 // Functions of the code of an instruction set; tensors that the caller makes for results come last.
 #define PH_FUNCTIONS(X) \
     X(product, code, threads, x, weights, batch_invariant, y) \
+    X(matmul, code, threads, a, b, add, y) \
     X(unpack, code, threads, blocks, y) \
     X(feed_forward, code, threads, x, network, batch_invariant, y) \
     X(route, code, threads, x, routing, weights, chosen) \

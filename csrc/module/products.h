@@ -63,6 +63,38 @@ inline PyObject* product(PyObject*, PyObject* const* args, Py_ssize_t count) {
     return run(scratch, [&] { gemv ? gemv_in_turns(*a.code, p, a.threads) : a.code->gemm(p, a.threads); });
 }
 
+// y [rows, columns] = a [rows, K] · b [K, columns], or what y holds plus that; each of a and b dense along either dimension,
+// b without gaps.
+inline PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    using A = arguments::matmul;
+    const Arguments<A> a("matmul", args, count);
+    View left, right;
+    if (!a.code || !view_of(a[A::a], "a", left) || !view_of(a[A::b], "b", right)) return nullptr;
+    if (left.dims != 2 || left.kind > kOfFloat16 || (left.stride[0] != 1 && left.stride[1] != 1) || left.size[0] <= kMaxStepRows) {
+        PyErr_Format(PyExc_ValueError, "a must be more than %d rows of floating point, without gaps between its rows or its columns", kMaxStepRows);
+        return nullptr;
+    }
+    auto lies = [&](int outer, int inner) { return right.stride[inner] == 1 && (right.size[outer] < 2 || right.stride[outer] == right.size[inner]); };
+    const bool transposed = right.dims == 2 && lies(0, 1);
+    if (right.dims != 2 || right.kind != left.kind || right.size[0] != left.size[1] || !(transposed || lies(1, 0)))
+        return wrong("b must be [columns of a, N] in the dtype of a, without gaps");
+    Gemm p{};
+    p.dtype = (Dtype)left.kind, p.pairs = p.any_order = true, p.add = a[A::add] == Py_True;
+    p.x_transposed = left.stride[1] != 1, p.x = left.at, p.x_stride = left.stride[p.x_transposed ? 1 : 0];
+    p.rows = left.size[0], p.in_features = left.size[1], p.y_stride = right.size[1], p.count = 1;
+    p.weights[0] = LinearWeight{right.at, nullptr, right.size[1], 0, 0, false, {}, transposed};
+    View y;
+    if (!view_of(a[A::y], "y", y)) return nullptr;
+    if (y.dims != 2 || y.kind != left.kind || !y.is(0, p.rows) || !y.is(1, p.y_stride) || !y.is_dense_from(0))
+        return wrong("y must be [rows of a, columns of b] in their dtype, without gaps");
+    p.y = (void*)y.at;
+    p.scratch = scratch_of(p);
+    const int64_t numbers = p.scratch.numbers(a.threads);
+    const Scratch scratch(numbers * sizeof(float));
+    p.scratch.at = scratch.arena().take<float>(numbers);
+    return run(scratch, [&] { a.code->gemm(p, a.threads); });
+}
+
 // The numbers of rows of blocks, in the dtype of y.
 inline PyObject* unpack(PyObject*, PyObject* const* args, Py_ssize_t count) {
     using A = arguments::unpack;

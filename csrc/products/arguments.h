@@ -5,7 +5,8 @@
 
 namespace polyhead {
 
-// A weight [out_features, in_features] without gaps between its rows, and a bias [out_features] or null.
+// A weight [out_features, in_features] without gaps, or where `transposed` [in_features, out_features], and a bias
+// [out_features] or null.
 struct LinearWeight {
     const void* weight;
     const void* bias;
@@ -14,6 +15,7 @@ struct LinearWeight {
     int64_t row_bytes;                  // of such a row
     bool int8_activations;                        // x is rounded to 8 bits
     Scales scales;                      // from kFirstScaled on
+    bool transposed = false;            // numbers only, and only in Gemm::any_order
 };
 
 constexpr int kMaxWeights = 4;
@@ -64,6 +66,8 @@ struct Gemm {
     Dtype dtype;            // of x, weights, biases and y
     bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it
     bool any_order;         // products may be added up in another order than Gemv's
+    bool add;               // to what y holds
+    bool x_transposed;      // x is [in_features, rows]; only in any_order, of more than kMaxStepRows rows
     const void* x;          // rows `x_stride` apart
     int64_t x_stride, rows, in_features;
     LinearWeight weights[kMaxWeights];
@@ -71,6 +75,7 @@ struct Gemm {
     void* y;
     int64_t y_stride;
     GemmScratch scratch;
+    bool transposed() const { return x_transposed || weights[0].transposed; }
 };
 
 // Without its memory, as the next one.

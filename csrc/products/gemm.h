@@ -136,17 +136,25 @@ void pack_block(const Gemm& p, int64_t block, TilesOfRows tiles, int64_t thread,
     const int64_t width = whole_vectors(elements_of<E>(p.in_features));
     for (int64_t i = tiles.count * thread / threads; i < tiles.count * (thread + 1) / threads; ++i) {
         const int64_t row = tiles.start(i);
+        if constexpr (kIsOuter<E>)
+            if (p.x_transposed) {
+                pack_transposed((const T*)p.x + block + row, p.x_stride, tiles.start(i + 1) - row, p.in_features, to + row * width);
+                continue;
+            }
         pack_tile((const T*)p.x + (block + row) * p.x_stride, p.x_stride, tiles.start(i + 1) - row, p.in_features, to + row * width);
     }
 }
 
-// y[r, n] = dots + bias for R rows and `count` columns.
+// y[r, n] = dots + bias for R rows and `count` columns, added to what is there, if so.
 template <class T, class Y>
-void write_dots(const float* dots, int64_t rows, const T* bias, int64_t count, Y* y, int64_t stride) {
+void write_dots(const float* dots, int64_t rows, const T* bias, int64_t count, bool add, Y* y, int64_t stride) {
     float added[kPanel] = {};
     for (int64_t n = 0; bias && n < count; ++n) added[n] = to_float(bias[n]);
     for (int64_t r = 0; r < rows; ++r, dots += kPanel, y += stride)
-        for (int64_t n = 0; n < count; n += W) store_some(load(dots + n) + load(added + n), y + n, count - n);
+        for (int64_t n = 0; n < count; n += W) {
+            const Vec sum = load(dots + n) + load(added + n);
+            store_some(add ? load_some(y + n, count - n) + sum : sum, y + n, count - n);
+        }
 }
 
 // Calls done(first row, rows, n, columns, dots [rows, kPanel]) for the tiles of a thread and every panel [n, n + columns) of the rows
@@ -205,7 +213,7 @@ template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads)
             const int64_t last = share.last_column - column < f.out_features ? share.last_column - column : f.out_features;
             over_panels<T>((const E*)p.scratch.x(), p.in_features, f, first, last, tiles, share, p.scratch, thread,
                            [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
-                write_dots(dots, rows, f.bias ? (const T*)f.bias + n : nullptr, count,
+                write_dots(dots, rows, f.bias ? (const T*)f.bias + n : nullptr, count, p.add,
                            (T*)p.y + (block + row) * p.y_stride + column + n, p.y_stride);
             });
         }
@@ -215,7 +223,7 @@ template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads)
 // Calls of(number of the dtype, element of packed rows). As many rows as a step has get the bits of GEMV in any case.
 template <class Of> void with_elements(const Gemm& p, const Of& of) {
 #if PH_TILES
-    if (p.dtype == kBFloat16 && p.any_order && p.rows >= kTile) return of(BFloat16{}, Outer<Pair>{});
+    if (p.dtype == kBFloat16 && p.any_order && (p.rows >= kTile || p.transposed())) return of(BFloat16{}, Outer<Pair>{});
 #endif
     const bool outer = p.any_order && p.rows > kMaxStepRows;
 #if PH_PAIRS

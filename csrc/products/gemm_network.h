@@ -82,7 +82,7 @@ template <class T, class E> void gemm_network_of(const GemmNetwork& f, int threa
         const Share share(tiles.count, down.out_features, kColumnUnit<E>, thread, threads);
         over_panels<T>((const E*)p.scratch.hidden(), f.network.up.out_features, down, share.first_column, share.last_column, tiles,
                        share, p.scratch, thread, [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
-            write_dots(dots, rows, down.bias ? (const T*)down.bias + n : nullptr, count,
+            write_dots(dots, rows, down.bias ? (const T*)down.bias + n : nullptr, count, p.add,
                        (T*)p.y + (block + row) * p.y_stride + n, p.y_stride);
         });
     });

@@ -55,7 +55,15 @@ def within_rounding(found, x, numbers, bias=0.0, rounded=0.0):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "inputs", "outputs"),
-    [(65, 1, 5), (65, 37, 97), (71, 131, 113), (800, 48, 101), (97, 964, 50), (66, 4000, 25), (65, 0, 5)],
+    [
+        (65, 1, 5),
+        (65, 37, 97),
+        (71, 131, 113),
+        (800, 48, 101),
+        (97, 964, 50),
+        (66, 4000, 25),
+        (65, 0, 5),
+    ],
 )
 def test_products_are_within_rounding(code, dtype, rows, inputs, outputs):
     """Tails of rows, columns and inputs; more rows than a block; inputs of several panels."""
@@ -130,3 +138,46 @@ def test_as_many_rows_as_a_step_has_get_their_own_bits(code, dtype, kind):
     few = code.product(x, [weight])
     assert torch.equal(code.product(x[:-1], [weight], batch_invariant=False), few[:-1])
     assert not torch.equal(code.product(x, [weight], batch_invariant=False), few)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"),
+    [(65, 1, 5), (71, 131, 113), (801, 48, 101), (97, 964, 50), (66, 0, 3)],
+)
+def test_matrices_that_lie_by_rows_or_by_columns(code, dtype, rows, inner, columns):
+    """Each factor in either order, with gaps between rows of the first; added to numbers or not."""
+    a, plus = torch.randn(rows, inner + 3).to(dtype)[:, 1:-2], torch.randn(rows, columns).to(dtype)
+    b = torch.randn(inner, columns).to(dtype)
+    by_columns = torch.randn(inner, rows + 5).to(dtype)[:, 2:-3]
+    by_columns.copy_(a.mT)
+    made = []
+    for threads in (1, 3):
+        torch.set_num_threads(threads)
+        for left in (a, by_columns.mT):
+            for right in (b, b.mT.contiguous().mT):
+                made.append(code.matmul(left, right))
+                added = plus.clone()
+                assert code.matmul(left, right, added) is added
+                within_rounding(added, a, b.mT, plus.double())
+    assert all(torch.equal(made[0], each) for each in made)
+    within_rounding(made[0], a, b.mT)
+
+
+def test_matrices_that_do_not_fit_are_refused(code):
+    a, b = torch.randn(70, 8), torch.randn(8, 6)
+    for left, right, plus in (
+        (a[:64], b, None),
+        (a[:, ::2], b[:4], None),
+        (a, b[:7], None),
+        (a, b[:, ::2], None),
+        (a, torch.randn(8, 9)[:, :6], None),
+        (a, b.double(), None),
+        (a, b.bfloat16(), None),
+        (a.to(torch.int32), b.to(torch.int32), None),
+        (a[None], b, None),
+        (a, b, torch.zeros(70, 5)),
+        (a, b, torch.zeros(70, 12)[:, ::2]),
+    ):
+        with pytest.raises(ValueError, match=r"^(a|b|y) must be "):
+            code.matmul(left, right, plus)

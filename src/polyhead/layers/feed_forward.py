@@ -157,10 +157,14 @@ class FeedForward(Fixed):
             y = few_rows.feed_forward(x, gate, up, down, form)
             if y is not None:
                 return y
-        hidden = self._activated(self.up_proj(x)) if gate is None else self._gated(x, gate)
+        hidden = (
+            self._activated(few_rows.linear(x, self.up_proj))
+            if gate is None
+            else self._gated(x, gate)
+        )
         if self.training and self.dropout:
             hidden = fused.dropped(hidden, self.dropout)
-        out: Tensor = self.down_proj(hidden)
+        out = few_rows.linear(hidden, self.down_proj)
         return out if self.config.out_scale == 1.0 else out * self.config.out_scale
 
     def form(self, x: Tensor) -> Form | None:

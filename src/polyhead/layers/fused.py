@@ -12,7 +12,7 @@ torch's operations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from polyhead import native
-from polyhead.layers.linear import PLAIN_LINEAR, fused_linear, linear
+from polyhead.layers.linear import fused_linear, linear
+from polyhead.layers.linear_gradients import recorded_linears
 from polyhead.native.arguments import DIFFERENTIATED, NormWeight
 from polyhead.native.code import Code
 from polyhead.native.dropout import Dropout
@@ -81,44 +82,11 @@ def linears(x: Tensor, *modules: nn.Module | None) -> tuple[Tensor, ...]:
     if (joined := fused_linear(x, *modules)) is not None:
         widths: list[Any] = [module.out_features for module in modules if module is not None]
         return torch.split(joined, widths, dim=-1)
-    return _recorded_linears(x, modules) or tuple(linear(x, module) for module in modules)
-
-
-def _recorded_linears(x: Tensor, modules: Sequence[nn.Module | None]) -> tuple[Tensor, ...] | None:
-    """``linears`` as one node of the autograd graph, or None."""
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return None
-    if any(module is None or not _is_unhooked(module) for module in modules):
-        return None
-    weights = [module._parameters["weight"] for module in modules if module is not None]
-    biases = [module._parameters["bias"] for module in modules if module is not None]
-    tensors = [part for part in (*weights, *biases) if part is not None]
-    if not _is_recorded(x, *tensors):
-        return None
-    dtype = x.dtype
-    if torch.is_autocast_enabled("cpu"):
-        dtype = torch.get_autocast_dtype("cpu")
-    elif any(part.dtype is not dtype for part in tensors):
-        return None
-    parts = [None if part is None else part.to(dtype) for part in (*weights, *biases)]
-    found: tuple[Tensor, ...] = _Projections.apply(x.to(dtype), *parts)  # type: ignore[no-untyped-call]
-    return found
+    return recorded_linears(x, modules) or tuple(linear(x, module) for module in modules)
 
 
 def _is_recorded(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and native.code_with_autograd(*tensors) is not None
-
-
-def _is_unhooked(module: nn.Module) -> bool:
-    fields, everywhere = module.__dict__, nn.modules.module
-    return PLAIN_LINEAR.is_exact_and_unhooked(module) and not (
-        fields["_backward_hooks"]
-        or fields["_backward_pre_hooks"]
-        or everywhere._global_forward_hooks
-        or everywhere._global_forward_pre_hooks
-        or everywhere._global_backward_hooks
-        or everywhere._global_backward_pre_hooks
-    )
 
 
 def _run(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
@@ -222,53 +190,3 @@ class _Dropped(torch.autograd.Function):
         (grad,), (seed,) = grads, ctx.saved_tensors
         of_plus = grad if ctx.needs_input_grad[1] else None
         return _run(_Dropped, grad.to(ctx.dtype), None, ctx.p, seed), of_plus, None, None
-
-
-class _Projections(torch.autograd.Function):
-    """``x Wᵀ + b`` for weights and as many biases or None, all of one dtype."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *parts: Tensor | None) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(x, *parts)
-        ctx.set_materialize_grads(False)
-        return _linears(x, parts)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        x, *parts = ctx.saved_tensors
-        given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
-        if torch.is_grad_enabled():
-            outs = _linears(x, parts)
-            given = [(i, grad) for i, grad in given if outs[i].requires_grad]
-            leaves = [part for part in (x, *parts) if part is not None and part.requires_grad]
-            found = iter(
-                torch.autograd.grad(
-                    [outs[i] for i, _ in given], leaves, [grad for _, grad in given],
-                    create_graph=True, allow_unused=True,
-                )
-            )  # fmt: skip
-            wanted = (part is not None and part.requires_grad for part in (x, *parts))
-            return tuple(next(found) if there else None for there in wanted)
-        rows, count = x.reshape(-1, x.shape[-1]), len(grads)
-        of_x: Tensor | None = None
-        of_parts: list[Tensor | None] = [None] * len(parts)
-        needs_x, *needs = ctx.needs_input_grad
-        for i, grad in given:
-            flat = grad.reshape(-1, grad.shape[-1])
-            if needs_x:
-                of_x = flat @ parts[i] if of_x is None else of_x.addmm_(flat, parts[i])
-            if needs[i]:
-                of_parts[i] = flat.mT @ rows
-            if needs[count + i]:
-                of_parts[count + i] = flat.sum(dim=0)
-        return None if of_x is None else of_x.view(x.shape), *of_parts
-
-
-def _linears(x: Tensor, parts: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
-    """For all weights of ``parts``, after which the biases come."""
-    count = len(parts) // 2
-    return tuple(
-        F.linear(x, weight, bias)
-        for weight, bias in zip(parts[:count], parts[count:], strict=True)
-        if weight is not None
-    )

@@ -5,8 +5,9 @@
 Reading weights is what decoding waits for. The native code reads every weight once, in the order of
 memory, by all threads, which is two to three times as fast as torch's product of one row; it reads
 the parameters themselves, so there is no copy that could grow stale. Prompts take it where it is
-as fast as torch's product (``gemm.py``). Gradients and everything that watches or transforms a
-computation take the modules as they are.
+as fast as torch's product (``gemm.py``), and with gradients where it is faster
+(``linear_gradients.py``). Everything that watches or transforms a computation takes the modules as
+they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from polyhead import native
 from polyhead.layers.exact import ExactType
 from polyhead.layers.gemm import as_rows, code_for_gemm
+from polyhead.layers.linear_gradients import PLAIN_LINEAR, recorded_linear, recorded_product
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
 from polyhead.native import batch_invariant, tensor_check
 from polyhead.native.arguments import (
@@ -28,7 +30,6 @@ from polyhead.native.arguments import (
     Weight,
 )
 
-PLAIN_LINEAR = ExactType(nn.Linear)
 WITH_CHANGE: dict[type, ExactType[Any]] = {}
 """Modules that are their ``base`` while not ``active``; the module of each adds it here."""
 
@@ -66,6 +67,8 @@ def fused_linear(x: Tensor, *linears: nn.Module | None) -> Tensor | None:
 def linear(x: Tensor, module: nn.Module | None) -> Tensor:
     """``module(x)``, by native code where that can be done."""
     y = fused_linear(x, module)
+    if y is None:
+        y = recorded_linear(x, module)
     if y is not None:
         return y
     if module is None:
@@ -80,7 +83,8 @@ def product(x: Tensor, weight: Tensor | QuantizedMatrix, bias: Tensor | None) ->
         return weight.product(x, bias)
     code = code_for_gemm(x)
     if code is None or not _fits(Weight(weight, bias), x):
-        return nn.functional.linear(x, weight, bias)
+        found = recorded_product(x, weight, bias)
+        return nn.functional.linear(x, weight, bias) if found is None else found
     y = code.product(
         as_rows(x), [Weight(weight, bias)], batch_invariant=batch_invariant.is_enabled()
     )

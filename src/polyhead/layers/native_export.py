@@ -30,7 +30,8 @@ from polyhead.config import (
 from polyhead.layers.exact import ExactType, SupportedFields, guarded_attributes
 from polyhead.layers.experts import Experts, native_routing
 from polyhead.layers.feed_forward import FeedForward
-from polyhead.layers.linear import PLAIN_LINEAR, weight_of
+from polyhead.layers.linear import weight_of
+from polyhead.layers.linear_gradients import PLAIN_LINEAR
 from polyhead.layers.norms import HeadNorm, LayerNorm, RMSNorm
 from polyhead.layers.quantized import QUANTIZED_LINEAR
 from polyhead.native import NormWeight, arguments, is_plain

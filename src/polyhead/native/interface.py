@@ -28,6 +28,7 @@ _FUNCTIONS = {
     "holds": "",
     "layer": "weights, form, watched",
     "product": "code, threads, x, weights, batch_invariant, y",
+    "matmul": "code, threads, a, b, add, y",
     "unpack": "code, threads, blocks, y",
     "feed_forward": "code, threads, x, network, batch_invariant, y",
     "route": "code, threads, x, routing, weights, chosen",

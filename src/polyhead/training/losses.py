@@ -18,6 +18,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from polyhead._utils.checks import check_number
+from polyhead.layers import linear_gradients
+from polyhead.layers.linear import product
 from polyhead.models import Transformer
 from polyhead.models.heads import transformed
 from polyhead.semantics.tokens import is_traced
@@ -167,7 +169,7 @@ class _InChunks(torch.autograd.Function):
         of_hidden, of_weight, of_bias = torch.empty_like(hidden), None, None
         for first in range(0, len(labels), rows):
             part, wanted = hidden[first : first + rows], labels[first : first + rows, None]
-            scores = F.linear(part, weight, bias).float()
+            scores = linear_gradients.linear(part, weight, bias).float()
             scores.sub_(scores.amax(dim=-1, keepdim=True))
             found = scores.gather(1, wanted)
             sums = scores.exp_().sum(dim=-1, keepdim=True)
@@ -176,9 +178,9 @@ class _InChunks(torch.autograd.Function):
                 continue
             scores.mul_(share / sums).scatter_add_(1, wanted, torch.full_like(found, -share))
             changes = scores.to(hidden.dtype)
-            torch.mm(changes, weight, out=of_hidden[first : first + rows])
+            of_hidden[first : first + rows] = linear_gradients.matmul(changes, weight)
             if ctx.needs_input_grad[1]:
-                made = changes.mT @ part
+                made = linear_gradients.matmul(changes.mT, part)
                 made = made.float() if rows < len(labels) else made  # sums are float32
                 of_weight = made if of_weight is None else of_weight.add_(made)
             if ctx.needs_input_grad[2]:
@@ -210,7 +212,7 @@ def _in_chunks(
     bias, cap, scale = model.head.bias, model.config.logit_softcap, model.config.logit_scale
 
     def of_chunk(part: Tensor, wanted: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        logits = F.linear(part, weight).float()
+        logits = product(part, weight, None).float()
         if bias is not None:
             logits = logits + bias * scale
         if cap is not None:
