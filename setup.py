@@ -50,7 +50,7 @@ if platform.machine() in ("x86_64", "AMD64"):
 if platform.machine() in ("aarch64", "arm64"):
     PROCESSORS |= {
         "neon_dot": ["-march=armv8.2-a+dotprod"],
-        "neon_bf16": ["-march=armv8.2-a+dotprod+bf16"],
+        "neon_bf16": ["-march=armv8.2-a+dotprod+bf16+i8mm"],
     }
 LIBRARIES = ["-lgomp"]
 # What compilers lack that are too old, and the library of threads.

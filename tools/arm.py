@@ -32,7 +32,7 @@ FLAGS = [
 CODES: dict[str, tuple[list[str], str]] = {
     "portable": ([], "cortex-a57"),
     "neon_dot": (["-march=armv8.2-a+dotprod"], "cortex-a76"),
-    "neon_bf16": (["-march=armv8.2-a+dotprod+bf16"], "max"),
+    "neon_bf16": (["-march=armv8.2-a+dotprod+bf16+i8mm"], "max"),
 }
 """Flags of each code, as in setup.py, and the oldest processor that has its instructions."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -63,14 +63,16 @@ def as_bytes(x: Tensor) -> bytes:
     return x.contiguous().view(torch.uint8).numpy().tobytes()
 
 
-def product(dtype: torch.dtype, rows: int, block: str | None, *, int8: bool = False) -> Case:
-    """x Wᵀ + b of 512 features, dense or in blocks."""
+def product(
+    dtype: torch.dtype, rows: int, block: str | None, *, int8: bool = False, by_columns: str = ""
+) -> Case:
+    """x Wᵀ + b of 512 features, dense or in blocks; ``by_columns`` names which of x and w lie so."""
     inside, outside = 512, 70
     x, bias = torch.randn(rows, inside).to(dtype), torch.randn(outside).to(dtype)
     number = 0 if block is None else GGMLQuantizationType[block].value
     if block is None:
         weight = torch.randn(outside, inside).to(dtype)
-        stored, exact = as_bytes(weight), weight.double()
+        stored, exact = as_bytes(weight.mT if "w" in by_columns else weight), weight.double()
     else:
         kind = GGMLQuantizationType[block]
         try:
@@ -90,9 +92,9 @@ def product(dtype: torch.dtype, rows: int, block: str | None, *, int8: bool = Fa
     size = float(exact.abs().mean() * x.double().abs().mean() * inside**0.5)
     error = CLOSE[dtype] * 4 * max(size, 1.0)
     return Case(
-        f"product {dtype} {rows} rows {block or 'dense'}{' int8' if int8 else ''}", 1,
-        [DTYPES.index(dtype), rows, inside, outside, number, int(int8)],
-        [as_bytes(x), stored, as_bytes(bias)], {"y": (dtype, y, error)},
+        f"product {dtype} {rows} rows {block or 'dense'}{' int8' if int8 else ''}{by_columns}", 1,
+        [DTYPES.index(dtype), rows, inside, outside, number, int(int8), *(c in by_columns for c in "xw")],
+        [as_bytes(x.mT if "x" in by_columns else x), stored, as_bytes(bias)], {"y": (dtype, y, error)},
     )  # fmt: skip
 
 
@@ -147,7 +149,8 @@ def every_case() -> list[Case]:
     for dtype in DTYPES:
         found += [product(dtype, rows, None) for rows in (1, 3, 8, 9, 33, 70)]
         found += [product(dtype, rows, block) for block in BLOCKS for rows in (1, 5, 20, 70)]
-        found += [product(dtype, 3, block, int8=True) for block in BLOCKS]
+        found += [product(dtype, 71, None, by_columns=which) for which in ("x", "w", "xw")]
+        found += [product(dtype, rows, block, int8=True) for block in BLOCKS for rows in (3, 29)]
         found += [
             attention(dtype, queries, *sizes)
             for queries in (1, 5, 40)

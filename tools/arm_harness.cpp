@@ -50,6 +50,8 @@ void product(const Code& code, int threads) {
     LinearWeight& w = p.weights[0];
     p.y_stride = w.out_features = number();
     w.type = (int)number(), w.int8_activations = number() != 0;
+    p.x_transposed = number() != 0, w.transposed = number() != 0;
+    if (p.x_transposed) p.x_stride = p.rows;
     w.row_bytes = w.type ? bytes_of_row(w.type, p.in_features) : 0;
     const std::vector<char> x = bytes(), weight = bytes(), bias = bytes();
     p.x = x.data(), w.weight = weight.data(), w.bias = bias.size() > 64 ? bias.data() : nullptr;

@@ -59,7 +59,7 @@ inline bool runs_avx512_amx() {
 #if defined(__aarch64__)
 #if defined(__linux__)
 inline bool has_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }    // HWCAP_ASIMDDP
-inline bool has_bf16() { return getauxval(AT_HWCAP2) >> 14 & 1; }  // HWCAP2_BF16
+inline bool has_matrices() { return getauxval(AT_HWCAP2) >> 13 & getauxval(AT_HWCAP2) >> 14 & 1; }  // HWCAP2_I8MM, HWCAP2_BF16
 #elif defined(__APPLE__)
 inline bool has_feature(const char* name) {
     int found = 0;
@@ -67,15 +67,15 @@ inline bool has_feature(const char* name) {
     return sysctlbyname(name, &found, &size, nullptr, 0) == 0 && found;
 }
 inline bool has_dot() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
-inline bool has_bf16() { return has_feature("hw.optional.arm.FEAT_BF16"); }
+inline bool has_matrices() { return has_feature("hw.optional.arm.FEAT_I8MM") && has_feature("hw.optional.arm.FEAT_BF16"); }
 #else
 inline bool has_dot() { return false; }
-inline bool has_bf16() { return false; }
+inline bool has_matrices() { return false; }
 #endif
 // Neoverse N1, Apple M1 and later.
 inline bool runs_neon_dot() { return has_dot(); }
 // Neoverse V1, Apple M2 and later.
-inline bool runs_neon_bf16() { return has_dot() && has_bf16(); }
+inline bool runs_neon_bf16() { return has_dot() && has_matrices(); }
 #endif
 
 inline bool runs_portable() { return true; }

@@ -41,7 +41,13 @@ template <class T> void round_rows(const T* x, int64_t stride, int64_t rows, int
 // Numbers of a panel for a unit: words of codes, scales of each half that has one, minima.
 template <class B> constexpr int int8_unit_numbers() { return (8 + (Whole<B>::kHalved ? 2 : 1) + (Whole<B>::kMinimum ? 1 : 0)) * W; }
 
-// Words of W rows of a unit's codes, transposed: to[i · W + r] is word i of row r.
+#if defined(__ARM_FEATURE_MATMUL_INT8) && PH_WIDTH == 4
+#define PH_BYTE_MATRICES 1
+#else
+#define PH_BYTE_MATRICES 0
+#endif
+
+// Words of W rows of a unit's codes, transposed: to[i · W + r] is word i of row r, but for products of matrices.
 inline void transpose_codes(const Bytes* rows, float* to) {
 #if PH_WIDTH == 16
     VecInt a[8], b[8];
@@ -61,6 +67,9 @@ inline void transpose_codes(const Bytes* rows, float* to) {
         const VecInt second = __builtin_shufflevector(x, y, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
         __builtin_memcpy(to + 2 * i * W, &first, sizeof first), __builtin_memcpy(to + (2 * i + 1) * W, &second, sizeof second);
     }
+#elif PH_BYTE_MATRICES
+    for (int r = 0; r < W; ++r)  // eight codes of two rows beside each other
+        PH_UNROLL(4) for (int i = 0; i < 8; i += 2) __builtin_memcpy(to + (i + r / 2) * W + r % 2 * 2, (const char*)(rows + r) + 4 * i, 8);
 #else
     for (int r = 0; r < W; ++r)
         PH_UNROLL(8) for (int i = 0; i < 8; ++i) __builtin_memcpy(to + i * W + r, (const char*)(rows + r) + 4 * i, 4);
@@ -97,6 +106,30 @@ template <class B> void int8_panel(const LinearWeight& f, int64_t n, int64_t cou
     }
 }
 
+// Adds to sums[m] the products of words [from, to) of M rows of x and of a panel.
+template <class B, int M> inline void add_words(VecInt* sums, const Int8Words* x, int64_t stride, const float* panel, int from, int to) {
+#if PH_BYTE_MATRICES
+    // Two rows of x with two of a weight at a time; codes of 7 bits are signed bytes too.
+    PH_UNROLL(4) for (int m = 0; m < M; m += 2) {
+        const int8_t *first = (const int8_t*)x[m * stride].codes, *second = (const int8_t*)x[(m + 1 < M ? m + 1 : m) * stride].codes;
+        int32x4_t left{}, right{};
+        PH_UNROLL(4) for (int i = from; i < to; i += 2) {
+            const int8x16_t rows = vcombine_s8(vld1_s8(first + 4 * i), vld1_s8(second + 4 * i));
+            left = vmmlaq_s32(left, rows, load_any<int8x16_t>(panel + i * W));
+            right = vmmlaq_s32(right, rows, load_any<int8x16_t>(panel + (i + 1) * W));
+        }
+        const int64x2_t a = vreinterpretq_s64_s32(left), b = vreinterpretq_s64_s32(right);
+        sums[m] += (VecInt)vzip1q_s64(a, b);
+        if (m + 1 < M) sums[m + 1] += (VecInt)vzip2q_s64(a, b);
+    }
+#else
+    PH_UNROLL(8) for (int i = from; i < to; ++i) {
+        const VecInt codes = load_any<VecInt>(panel + i * W);
+        PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<B>(sums[m], codes, splat_int(x[m * stride].codes[i]));
+    }
+#endif
+}
+
 // found[m]: what M rows of x, `stride` units apart, and a panel give.
 template <class B, int M> void int8_tile(const Int8Words* x, int64_t stride, const float* panel, int64_t units, Vec* found) {
     constexpr int kScales = Whole<B>::kHalved ? 2 : 1;
@@ -108,10 +141,7 @@ template <class B, int M> void int8_tile(const Int8Words* x, int64_t stride, con
                 const int32_t* of = x[m * stride].sums;
                 sums[m] = start_of<B>() ? splat_int(start_of<B>() * (kScales == 2 ? of[h] : of[0] + of[1])) : VecInt{};
             }
-            PH_UNROLL(8) for (int i = h * 4; i < (kScales == 2 ? h * 4 + 4 : 8); ++i) {
-                const VecInt codes = load_any<VecInt>(panel + i * W);
-                PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<B>(sums[m], codes, splat_int(x[m * stride].codes[i]));
-            }
+            add_words<B, M>(sums, x, stride, panel, h * 4, kScales == 2 ? h * 4 + 4 : 8);
             const Vec scale = load(panel + (8 + h) * W);
             PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m] = multiply_add(acc[m], as_floats(sums[m]) * scale, splat(x[m * stride].scale));
         }

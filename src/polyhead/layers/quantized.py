@@ -206,7 +206,8 @@ def int8_activations(x: Tensor) -> Tensor:
     most = runs.abs().amax(-1, keepdim=True)
     by = torch.where(most > 1e-30, 127 / most, torch.zeros_like(most))
     scale = torch.where(most.isfinite(), most / 127, torch.full_like(most, torch.nan))
-    return ((runs * by).round() * scale).reshape(x.shape).to(x.dtype)
+    codes = (runs.double() * by.double()).round().float()  # rounded once, as multiply-add does
+    return (codes * scale).reshape(x.shape).to(x.dtype)
 
 
 QUANTIZED_LINEAR = ExactType(QuantizedLinear)
