@@ -66,7 +66,7 @@ def as_bytes(x: Tensor) -> bytes:
 def product(
     dtype: torch.dtype, rows: int, block: str | None, *, int8: bool = False, by_columns: str = ""
 ) -> Case:
-    """x Wᵀ + b of 512 features, dense or in blocks; ``by_columns`` names which of x and w lie so."""
+    """x Wᵀ + b of 512 features, dense or in blocks; ``by_columns`` names x, w or both."""
     inside, outside = 512, 70
     x, bias = torch.randn(rows, inside).to(dtype), torch.randn(outside).to(dtype)
     number = 0 if block is None else GGMLQuantizationType[block].value
@@ -93,8 +93,12 @@ def product(
     error = CLOSE[dtype] * 4 * max(size, 1.0)
     return Case(
         f"product {dtype} {rows} rows {block or 'dense'}{' int8' if int8 else ''}{by_columns}", 1,
-        [DTYPES.index(dtype), rows, inside, outside, number, int(int8), *(c in by_columns for c in "xw")],
-        [as_bytes(x.mT if "x" in by_columns else x), stored, as_bytes(bias)], {"y": (dtype, y, error)},
+        [
+            DTYPES.index(dtype), rows, inside, outside, number, int(int8), "x" in by_columns,
+            "w" in by_columns,
+        ],
+        [as_bytes(x.mT if "x" in by_columns else x), stored, as_bytes(bias)],
+        {"y": (dtype, y, error)},
     )  # fmt: skip
 
 
