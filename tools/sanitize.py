@@ -36,6 +36,7 @@ TESTS = [
     "tests/semantics/test_chosen.py",
     "tests/layers/test_fused.py",
     "tests/layers/test_linear.py",
+    "tests/layers/test_linear_gradients.py",
     "tests/layers/test_outer_products.py",
     "tests/layers/test_quantized_layers.py",
     "tests/layers/test_int8_activations.py",

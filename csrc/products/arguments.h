@@ -39,7 +39,13 @@ constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWid
 constexpr int64_t kSumsNumbers = 2 * kMostTileRows * kMostPanel * kMostWidth;
 inline int64_t panel_row(int64_t features) { return (features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
 inline int64_t panel_numbers(int64_t features) { return kMostPanel * panel_row(features); }
-inline int64_t rows_of_block(int64_t rows) { return rows < kBlockRows ? rows : kBlockRows; }
+constexpr int64_t kBlockNumbers = 1 << 23;  // of packed rows, where features are many: 32 MB
+constexpr int64_t kMostOuterPart = 1024;    // elements along K of a panel of outer products
+inline int64_t most_block_rows(int64_t features) {
+    const int64_t fit = kBlockNumbers / (features ? features : 1);
+    return fit >= kBlockRows ? kBlockRows : fit > kMostPanel ? fit : kMostPanel;
+}
+inline int64_t rows_of_block(int64_t rows, int64_t features) { return rows < most_block_rows(features) ? rows : most_block_rows(features); }
 struct GemmScratch {
     int64_t x_numbers, hidden_numbers, panel_numbers, sums_numbers, gates_numbers;
     float* at;
@@ -80,7 +86,7 @@ struct Gemm {
 
 // Without its memory, as the next one.
 inline GemmScratch scratch_of(const Gemm& p) {
-    const int64_t rows = rows_of_block(p.rows), sums = rows * kMostPanel;
+    const int64_t rows = rows_of_block(p.rows, p.in_features), sums = rows * kMostPanel;
     return {rows * panel_row(p.in_features), 0, panel_numbers(p.in_features), sums < kSumsNumbers ? kSumsNumbers : sums, 0, nullptr};
 }
 
@@ -122,7 +128,7 @@ struct GemmNetwork {
 
 inline GemmScratch scratch_of(const GemmNetwork& f) {
     GemmScratch found = scratch_of(f.in);
-    const int64_t F = f.network.up.out_features, rows = rows_of_block(f.in.rows), last = panel_numbers(F);
+    const int64_t F = f.network.up.out_features, rows = rows_of_block(f.in.rows, f.in.in_features), last = panel_numbers(F);
     found.hidden_numbers = rows * panel_row(F), found.gates_numbers = rows * kMostPanel;
     if (found.panel_numbers < last) found.panel_numbers = last;
     return found;

@@ -201,7 +201,7 @@ void over_panels(const Outer<E>* x, int64_t K, const LinearWeight& f, int64_t fi
 template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads) {
     int64_t columns = 0;
     for (int i = 0; i < p.count; ++i) columns += p.weights[i].out_features;
-    over_row_blocks(p.rows, [&](int64_t block, int64_t rows_of_block) {
+    over_row_blocks(p.rows, p.in_features, [&](int64_t block, int64_t rows_of_block) {
         const TilesOfRows tiles(rows_of_block, kRowsOfTile<E>);
         pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();

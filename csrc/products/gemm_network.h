@@ -73,7 +73,7 @@ void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int thre
 template <class T, class E> void gemm_network_of(const GemmNetwork& f, int thread, int threads) {
     const Gemm& p = f.in;
     const LinearWeight& down = f.network.down;
-    over_row_blocks(p.rows, [&](int64_t block, int64_t rows_of_block) {
+    over_row_blocks(p.rows, p.in_features, [&](int64_t block, int64_t rows_of_block) {
         const TilesOfRows tiles(rows_of_block, kRowsOfTile<E>);
         pack_block<T>(p, block, tiles, thread, threads, (E*)p.scratch.x());
         wait_for_team();

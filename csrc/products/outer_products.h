@@ -18,6 +18,7 @@ template <> inline int64_t elements_of<Outer<float>>(int64_t K) { return K; }
 
 constexpr int kOuterRows = PH_WIDTH == 16 ? 8 : 6, kOuterVectors = PH_WIDTH == 16 ? 3 : 2;
 constexpr int64_t kOuterSteps = 768;  // elements along K of a panel
+static_assert(kOuterSteps * 5 / 4 <= kMostOuterPart);
 constexpr int64_t kOuterRun = 256;    // numbers of a row of blocks that are unpacked at a time
 // Elements that are added up one after another before the sum is added to others, which keeps the rounding of long ones
 // small; bfloat16 has less precision than any sum of pairs loses.

@@ -23,8 +23,8 @@ inline void widened(Dtype dtype, const void* from, int64_t stride, int64_t rows,
 }
 
 // Calls of(first row, rows) for one block of rows after another, all threads at the same one.
-template <class Of> inline void over_row_blocks(int64_t rows, const Of& of) {
-    const int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
+template <class Of> inline void over_row_blocks(int64_t rows, int64_t features, const Of& of) {
+    const int64_t most = most_block_rows(features), blocks = (rows + most - 1) / most;
     for (int64_t b = 0; b < blocks; ++b) {
         if (b) wait_for_team();
         const int64_t first = rows * b / blocks;

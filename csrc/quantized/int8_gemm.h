@@ -187,7 +187,7 @@ inline int64_t panels_until(int64_t columns, int64_t thread, int64_t threads) {
 template <class T> void int8_gemm_of(const Gemm& p, int64_t thread, int64_t threads) {
     const int64_t units = p.in_features / kUnit;
     Int8Words* x = (Int8Words*)p.scratch.x();
-    over_row_blocks(p.rows, [&](int64_t m, int64_t rows) {
+    over_row_blocks(p.rows, p.in_features, [&](int64_t m, int64_t rows) {
         const int64_t from = rows * thread / threads, to = rows * (thread + 1) / threads;
         round_rows((const T*)p.x + (m + from) * p.x_stride, p.x_stride, to - from, p.in_features, x + from * units, units);
         wait_for_team();
@@ -227,7 +227,7 @@ template <class T> void int8_network_of(const GemmNetwork& f, int64_t thread, in
     float* hidden = p.scratch.hidden();
     float* panel = p.scratch.panel((int)thread);
     const Bend bend = bend_of<T>(by);
-    over_row_blocks(p.rows, [&](int64_t m, int64_t rows) {
+    over_row_blocks(p.rows, p.in_features, [&](int64_t m, int64_t rows) {
         const int64_t from = rows * thread / threads, to = rows * (thread + 1) / threads;
         round_rows((const T*)p.x + (m + from) * p.x_stride, p.x_stride, to - from, K, x + from * units, units);
         wait_for_team();

@@ -164,6 +164,13 @@ def test_matrices_that_lie_by_rows_or_by_columns(code, dtype, rows, inner, colum
     within_rounding(made[0], a, b.mT)
 
 
+def test_fewer_rows_of_many_inputs_are_packed_at_a_time(code):
+    a, b = torch.randn(190, 50_000), torch.randn(50_000, 3)
+    within_rounding(code.matmul(a, b), a, b.mT)
+    y = code.product(a, [Weight(b.mT.contiguous(), None)], batch_invariant=False)
+    within_rounding(y, a, b.mT)
+
+
 def test_matrices_that_do_not_fit_are_refused(code):
     a, b = torch.randn(70, 8), torch.randn(8, 6)
     for left, right, plus in (

@@ -27,6 +27,7 @@ from polyhead.integrations import _nested as nested
 from polyhead.integrations._masks import additive, all_of, padding
 from polyhead.integrations._weights import attention_with_weights
 from polyhead.kernels.dispatch import attention
+from polyhead.layers.linear import product
 from polyhead.semantics import Causal, Drop, Keep, Mask
 from polyhead.semantics.tokens import is_traced
 
@@ -309,8 +310,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """F.linear, whose bias may be narrower: torch takes one or not depending on the shapes."""
-    return F.linear(x, weight, None if bias is None else bias.to(weight.dtype))
+    """x Wᵀ + b, whose bias may be narrower: torch takes one or not depending on the shapes."""
+    return product(x, weight, None if bias is None else bias.to(weight.dtype))
 
 
 def _is_causal_mask(mask: Tensor) -> bool:
