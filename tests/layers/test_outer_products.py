@@ -149,8 +149,8 @@ def test_matrices_that_lie_by_rows_or_by_columns(code, dtype, rows, inner, colum
     """Each factor in either order, with gaps between rows of the first; added to numbers or not."""
     a, plus = torch.randn(rows, inner + 3).to(dtype)[:, 1:-2], torch.randn(rows, columns).to(dtype)
     b = torch.randn(inner, columns).to(dtype)
-    by_columns = torch.randn(inner, rows + 5).to(dtype)[:, 2:-3]
-    by_columns.copy_(a.mT)
+    by_columns = torch.full((inner + 1, rows + 5), math.nan).to(dtype)[:inner, 2:-3]
+    by_columns.copy_(a.mT)  # what lies behind is not read
     made = []
     for threads in (1, 3):
         torch.set_num_threads(threads)
