@@ -70,19 +70,21 @@ inline PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count) {
     const Arguments<A> a("matmul", args, count);
     View left, right;
     if (!a.code || !view_of(a[A::a], "a", left) || !view_of(a[A::b], "b", right)) return nullptr;
-    if (left.dims != 2 || left.kind > kOfFloat16 || (left.stride[0] != 1 && left.stride[1] != 1) || left.size[0] <= kMaxStepRows) {
+    auto flipped = [](View v) {
+        std::swap(v.size[0], v.size[1]), std::swap(v.stride[0], v.stride[1]);
+        return v;
+    };
+    if (left.dims != 2 || left.kind > kOfFloat16 || !(left.is_dense_from(1) || flipped(left).is_dense_from(1)) || left.size[0] <= kMaxStepRows) {
         PyErr_Format(PyExc_ValueError, "a must be more than %d rows of floating point, without gaps between its rows or its columns", kMaxStepRows);
         return nullptr;
     }
-    auto lies = [&](int outer, int inner) { return right.stride[inner] == 1 && (right.size[outer] < 2 || right.stride[outer] == right.size[inner]); };
-    const bool transposed = right.dims == 2 && lies(0, 1);
-    if (right.dims != 2 || right.kind != left.kind || right.size[0] != left.size[1] || !(transposed || lies(1, 0)))
+    if (right.dims != 2 || right.kind != left.kind || right.size[0] != left.size[1] || !(right.is_dense_from(0) || flipped(right).is_dense_from(0)))
         return wrong("b must be [columns of a, N] in the dtype of a, without gaps");
     Gemm p{};
     p.dtype = (Dtype)left.kind, p.pairs = p.any_order = true, p.add = a[A::add] == Py_True;
-    p.x_transposed = left.stride[1] != 1, p.x = left.at, p.x_stride = left.stride[p.x_transposed ? 1 : 0];
+    p.x_transposed = !left.is_dense_from(1), p.x = left.at, p.x_stride = left.stride[p.x_transposed ? 1 : 0];
     p.rows = left.size[0], p.in_features = left.size[1], p.y_stride = right.size[1], p.count = 1;
-    p.weights[0] = LinearWeight{right.at, nullptr, right.size[1], 0, 0, false, {}, transposed};
+    p.weights[0] = LinearWeight{right.at, nullptr, right.size[1], 0, 0, false, {}, right.is_dense_from(0)};
     View y;
     if (!view_of(a[A::y], "y", y)) return nullptr;
     if (y.dims != 2 || y.kind != left.kind || !y.is(0, p.rows) || !y.is(1, p.y_stride) || !y.is_dense_from(0))

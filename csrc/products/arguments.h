@@ -15,7 +15,7 @@ struct LinearWeight {
     int64_t row_bytes;                  // of such a row
     bool int8_activations;                        // x is rounded to 8 bits
     Scales scales;                      // from kFirstScaled on
-    bool transposed = false;            // numbers only, and only in Gemm::any_order
+    bool transposed = false;            // numbers alone, in Gemm::any_order
 };
 
 constexpr int kMaxWeights = 4;
@@ -39,11 +39,11 @@ constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWid
 constexpr int64_t kSumsNumbers = 2 * kMostTileRows * kMostPanel * kMostWidth;
 inline int64_t panel_row(int64_t features) { return (features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
 inline int64_t panel_numbers(int64_t features) { return kMostPanel * panel_row(features); }
-constexpr int64_t kBlockNumbers = 1 << 23;  // of packed rows, where features are many: 32 MB
+constexpr int64_t kBlockNumbers = 1 << 23, kLeastBlockRows = 96;  // of packed rows, where features are many: 32 MB
 constexpr int64_t kMostOuterPart = 1024;    // elements along K of a panel of outer products
 inline int64_t most_block_rows(int64_t features) {
     const int64_t fit = kBlockNumbers / (features ? features : 1);
-    return fit >= kBlockRows ? kBlockRows : fit > kMostPanel ? fit : kMostPanel;
+    return fit >= kBlockRows ? kBlockRows : fit > kLeastBlockRows ? fit : kLeastBlockRows;
 }
 inline int64_t rows_of_block(int64_t rows, int64_t features) { return rows < most_block_rows(features) ? rows : most_block_rows(features); }
 struct GemmScratch {
@@ -73,7 +73,7 @@ struct Gemm {
     bool pairs;             // of bfloat16, by instructions that not every code has; blocks are rounded to it
     bool any_order;         // products may be added up in another order than Gemv's
     bool add;               // to what y holds
-    bool x_transposed;      // x is [in_features, rows]; only in any_order, of more than kMaxStepRows rows
+    bool x_transposed;      // x is [in_features, rows]; as LinearWeight::transposed, of more than kMaxStepRows rows
     const void* x;          // rows `x_stride` apart
     int64_t x_stride, rows, in_features;
     LinearWeight weights[kMaxWeights];
@@ -81,7 +81,6 @@ struct Gemm {
     void* y;
     int64_t y_stride;
     GemmScratch scratch;
-    bool transposed() const { return x_transposed || weights[0].transposed; }
 };
 
 // Without its memory, as the next one.

@@ -223,7 +223,7 @@ template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads)
 // Calls of(number of the dtype, element of packed rows). As many rows as a step has get the bits of GEMV in any case.
 template <class Of> void with_elements(const Gemm& p, const Of& of) {
 #if PH_TILES
-    if (p.dtype == kBFloat16 && p.any_order && (p.rows >= kTile || p.transposed())) return of(BFloat16{}, Outer<Pair>{});
+    if (p.dtype == kBFloat16 && p.any_order && p.rows >= kTile) return of(BFloat16{}, Outer<Pair>{});
 #endif
     const bool outer = p.any_order && p.rows > kMaxStepRows;
 #if PH_PAIRS

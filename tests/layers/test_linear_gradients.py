@@ -12,6 +12,7 @@ from polyhead import native
 from polyhead.layers import FeedForward
 from polyhead.layers.fused import linears
 from polyhead.layers.linear import linear, product
+from polyhead.native import tensor_check
 from polyhead.native.code import Code
 
 pytestmark = pytest.mark.skipif(
@@ -137,8 +138,15 @@ def test_frozen_weights_and_autocast(native_products, rows):
     )
 
 
-def test_which_dtypes_are_multiplied():
-    for code in native.all_codes():
-        fast = code.matmul_dtypes
-        assert (torch.bfloat16 in fast) == (code.name == "avx2"), code.name
-        assert (torch.float16 in fast) == (code.name != "portable"), code.name
+@pytest.mark.parametrize("name", ["avx512_amx", "avx512_bf16", "avx512", "avx2", "portable"])
+def test_which_dtypes_are_multiplied(name):
+    """Before anything is measured."""
+    fast = Code(tensor_check.MODULE, 0, name).matmul_dtypes
+    assert (torch.bfloat16 in fast) == (name == "avx2")
+    assert (torch.float16 in fast) == (name != "portable")
+
+
+def test_inputs_that_do_not_fit_get_torchs_error(native_products):
+    with pytest.raises(RuntimeError, match="cannot be multiplied"):
+        linear(torch.randn(100, 79, requires_grad=True), nn.Linear(80, 70))
+    assert native_products["product"] == 0

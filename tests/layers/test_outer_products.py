@@ -164,6 +164,13 @@ def test_matrices_that_lie_by_rows_or_by_columns(code, dtype, rows, inner, colum
     within_rounding(made[0], a, b.mT)
 
 
+def test_dimensions_of_one_may_have_any_stride(code):
+    a, row, number = torch.randn(70, 1), torch.randn(1, 9), torch.randn(1, 1)
+    for left in (a, a.as_strided((70, 1), (1, 7)), torch.randn(70, 5)[:, 2:3]):
+        for right in (row, row.as_strided((1, 9), (99, 1)), number.as_strided((1, 1), (5, 7))):
+            within_rounding(code.matmul(left, right), left, right.mT)
+
+
 def test_fewer_rows_of_many_inputs_are_packed_at_a_time(code):
     a, b = torch.randn(190, 50_000), torch.randn(50_000, 3)
     within_rounding(code.matmul(a, b), a, b.mT)

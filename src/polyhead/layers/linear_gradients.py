@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.layers.exact import ExactType
+from polyhead.layers.gemm import as_rows
 from polyhead.native import batch_invariant, tensor_check
 from polyhead.native.arguments import MAX_STEP_ROWS, Weight
 from polyhead.native.code import Code
@@ -123,10 +124,11 @@ def matmul(a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``x Wᵀ + b``, without gradients."""
-    rows = x.reshape(-1, x.shape[-1])
+    rows = as_rows(x)
     code = _code_for(rows, weight)
     parts = (weight,) if bias is None else (weight, bias)
-    if code is None or rows.stride(-1) != 1 or not all(native.is_plain(each, x) for each in parts):
+    fits = weight.shape[1:] == x.shape[-1:] and all(native.is_plain(each, x) for each in parts)
+    if code is None or not fits:
         return F.linear(x, weight, bias)
     y = code.product(rows, [Weight(weight, bias)], batch_invariant=False)
     return y.view(*x.shape[:-1], -1)
