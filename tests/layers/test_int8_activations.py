@@ -79,6 +79,13 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
         assert not torch.equal(y, code.product(x, [Weight(blocks, None, kind.number)]))
 
 
+def test_numbers_are_rounded_once() -> None:
+    """This one is 98.5000019 steps, which float32 holds as 98.5."""
+    x = torch.zeros(1, 32)
+    x[0, 0], x[0, 1] = float.fromhex("0x1.08a8c2p+1"), float.fromhex("0x1.9a88cep+0")
+    assert (int8_activations(x) / x[0, 0] * 127).round().tolist()[0][:2] == [127.0, 99.0]
+
+
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rows_of_a_prompt_have_the_bits_that_they_have_alone(

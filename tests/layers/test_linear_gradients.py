@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.modules import module as everywhere
 
 import polyhead as ph
 from polyhead import native
@@ -120,6 +121,26 @@ def test_torch_multiplies_what_native_code_may_not(native_products):
     before = native_products["product"]
     linear(x, narrow).sum().backward()  # the gradient of a weight of three rows is torch's
     assert native_products == {"product": before + 1, "matmul": 1}
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda module, hook: module.register_full_backward_pre_hook(hook),
+        lambda _, hook: everywhere.register_module_forward_pre_hook(hook),
+        lambda _, hook: everywhere.register_module_full_backward_pre_hook(hook),
+        lambda _, hook: everywhere.register_module_full_backward_hook(hook),
+    ],
+)
+def test_every_hook_sees_its_module(native_products, register):
+    module, x, seen = nn.Linear(80, 70), torch.randn(100, 80, requires_grad=True), []
+    handle = register(module, lambda of, *_: seen.append(of))
+    try:
+        linear(x, module).sum().backward()
+    finally:
+        handle.remove()
+    assert seen == [module]
+    assert native_products == {"product": 0, "matmul": 0}
 
 
 @pytest.mark.parametrize("rows", [100, 3])
