@@ -6,101 +6,152 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-// Sums of as many vectors as there are lanes: one product row each for M rows and W / M keys, or,
-// where M does not divide W, as many keys as fit.
-template <int M> constexpr int kKeysAtOnce = W / M > 8 ? 8 : W / M;
+// Sums of as many vectors as there are lanes: one product row each for M rows and so many keys.
+template <int M> constexpr int kKeysAtOnce = W / (M == 3 ? 4 : M);
 
 // So few rows that memory limits the speed and registers suffice for twice the columns.
-template <int M> constexpr bool kWide = PH_WIDTH == 16 && M <= 2;
+template <int M> constexpr bool kWide = PH_WIDTH == 16 && M <= 3;
 
 // Queries in the form that products want: float32, or bfloat16 pairs where the processor takes those.
 template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 
 // A row to prefetch: one cache line for each line that is read now, so that memory and arithmetic overlap;
 // requested in bursts they would wait for each other.
-inline void prefetch(const void* row) { __builtin_prefetch(row, 0, 2); }
+inline void prefetch(const void* row) { __builtin_prefetch(row, 0, 3); }
 
-// Keys whose successors a pass prefetches, a bit for each: if several passes read the same block, each
-// prefetches its share of the next one.
-constexpr uint64_t kAskAll = ~(uint64_t)0;
-inline uint64_t share_to_ask(int64_t pass, int64_t passes) {
-    uint64_t asked = 0;
-    for (int64_t j = 8 * pass; j < kDecodeKeys; j += 8 * passes) asked |= (uint64_t)0xff << j;
-    return asked;
-}
-
-// What a pass prefetches: for which keys, and how many numbers ahead; 0: the block that follows in memory.
+// What a pass over a block prefetches. An only pass looks a few keys ahead; of several over the same block,
+// each looks a whole block ahead, for its share of the keys.
+constexpr int64_t kBytesAhead = 5120;
+constexpr uint64_t kAllKeys = ~(uint64_t)0;
 struct Ask {
-    uint64_t keys = kAskAll;
-    int64_t ahead = 0;
+    uint64_t keys = 0;                      // a bit for each key that looks ahead
+    int64_t near = 0, length = 0, beyond = 0;  // by keys; of how many; numbers between them and the block that follows
+    bool is_only_pass() const { return keys == kAllKeys; }
+    int64_t distance(int64_t j, int64_t token) const {
+        if (!(keys >> (j & 63) & 1)) return 0;
+        return near * token + (j + near < length ? 0 : beyond);
+    }
 };
-inline int64_t distance_to_ask(const Ask& asked, int64_t j, int64_t token) {
-    if (!(asked.keys >> (j & 63) & 1)) return 0;
-    return asked.ahead ? asked.ahead : kDecodeKeys * token;
+
+// `ahead`: numbers from a block to the next one; 0: it follows in memory.
+template <class T>
+inline Ask ask_for(int64_t pass, int64_t passes, int64_t length, int64_t width, int64_t token, int64_t ahead) {
+    Ask ask{kAllKeys, length, length, ahead ? ahead - length * token : 0};
+    if (passes > 1) {
+        ask.keys = 0;
+        for (int64_t j = 8 * pass; j < kDecodeKeys; j += 8 * passes) ask.keys |= (uint64_t)0xff << j;
+    } else {
+        const int64_t near = kBytesAhead / (width * (int64_t)sizeof(T)) + 1;
+        if (near < length) ask.near = near;
+    }
+    return ask;
 }
 
-// For one or two rows, where memory limits the speed, every key is read to its end before the next one:
-// several at once are several streams, which the processor prefetches less well. For more, the numbers of a
-// row are kept for several keys.
-template <int M, class T>
-inline void dots(const void* q, int64_t D, const T* k, int64_t k_token, int64_t first, int64_t count,
-                 float* s, int64_t s_stride, const Ask& asked) {
+// Dots of M rows with every key of a block, of vectors of `Size` numbers. Keys are read one after the other where
+// memory limits the speed: several at once are several streams, which the processor prefetches less well. Rows of
+// C vectors stay in registers; where there are more (C: 0), the vectors of four rows are kept for several keys.
+template <int M, int C, bool Paired, class T>
+void dots_of_rows(const void* q, int64_t D, const T* k, int64_t k_token, int64_t count, float* s, int64_t s_stride, const Ask& ask) {
     constexpr int N = kKeysAtOnce<M>;
-    const int64_t far = distance_to_ask(asked, first, k_token);
-    Vec acc[W] = {};
-    auto over_numbers = [&](int64_t step, auto&& add) {
-        auto visit = [&](int n, int64_t d) {
-            const T* key = k + (n < count ? n : 0) * k_token + d;
+    constexpr int64_t kSize = Paired ? 2 * W : W;
+    auto row = [&](int m, int64_t d) { return Paired ? load_any<Vec>((const T*)q + m * D + d) : load((const float*)q + m * D + d); };
+    Vec kept[M][C ? C : 1];
+    if constexpr (C > 0)
+        PH_UNROLL(8) for (int m = 0; m < M; ++m)
+            PH_UNROLL(8) for (int i = 0; i < C; ++i) kept[m][i] = row(m, i * kSize);
+    for (int64_t first = 0; first < count; first += N) {
+        const int64_t far = ask.distance(first, k_token), here = count - first < N ? count - first : N;
+        Vec acc[W] = {};
+        auto visit = [&](int n, int64_t d, const auto& row_of) {
+            const T* key = k + (first + (n < here ? n : 0)) * k_token + d;
             prefetch(key + far);
-            add(n, d, key);
-        };
-        if constexpr (kWide<M>) {
-            PH_UNROLL(8) for (int n = 0; n < N; ++n)
-                for (int64_t d = 0; d < D; d += step) visit(n, d);
-        } else {
-            for (int64_t d = 0; d < D; d += step)
-                PH_UNROLL(8) for (int n = 0; n < N; ++n) visit(n, d);
-        }
-    };
-    if constexpr (kPairs<T>) {
-        if (D % (2 * W) == 0)
-            over_numbers(2 * W, [&](int n, int64_t d, const T* key) {
-                const Vec y = load_any<Vec>(key);
-                PH_UNROLL(8) for (int m = 0; m < M; ++m)
-                    acc[m * N + n] = multiply_add_pairs(acc[m * N + n], load_any<Vec>((const T*)q + m * D + d), y);
-            });
-    }
-    if (!kPairs<T> || D % (2 * W) != 0)
-        over_numbers(W, [&](int n, int64_t d, const T* key) {
-            const Vec y = load(key);
+            const Vec y = Paired ? load_any<Vec>(key) : load(key);
             PH_UNROLL(8) for (int m = 0; m < M; ++m)
-                acc[m * N + n] = multiply_add(acc[m * N + n], load((const float*)q + m * D + d), y);
-        });
-    float sums[W];
-    store_any(sums, fold<W / 2>(acc));
-    for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n)
-            if (n < count) s[m * s_stride + first + n] = sums[m * N + n];
+                acc[m * N + n] = Paired ? multiply_add_pairs(acc[m * N + n], row_of(m), y) : multiply_add(acc[m * N + n], row_of(m), y);
+        };
+        if constexpr (C > 0) {
+            PH_UNROLL(16) for (int n = 0; n < N; ++n)
+                PH_UNROLL(8) for (int i = 0; i < C; ++i) visit(n, i * kSize, [&](int m) { return kept[m][i]; });
+        } else if (M < 4 || ask.is_only_pass()) {
+            PH_UNROLL(16) for (int n = 0; n < N; ++n)
+                for (int64_t d = 0; d < D; d += kSize) visit(n, d, [&](int m) { return row(m, d); });
+        } else {
+            for (int64_t d = 0; d < D; d += kSize)
+                PH_UNROLL(16) for (int n = 0; n < N; ++n) visit(n, d, [&](int m) { return row(m, d); });
+        }
+        float sums[W];
+        store_any(sums, fold<W / 2>(acc));
+        for (int m = 0; m < M; ++m) {
+            float* to = s + m * s_stride + first;
+            if (here == N)
+                __builtin_memcpy(to, sums + m * N, N * sizeof(float));
+            else
+                __builtin_memcpy(to, sums + m * N, here * sizeof(float));
+        }
+    }
 }
 
 template <int M, class T>
 void dots_of_block(const void* q, int64_t D, const T* k, int64_t k_token, int64_t count, float* s,
-                   int64_t s_stride, const Ask& asked = {}) {
-    constexpr int N = kKeysAtOnce<M>;
-    for (int64_t j = 0; j < count; j += N)
-        dots<M, T>(q, D, k + j * k_token, k_token, j, count - j < N ? count - j : N, s, s_stride, asked);
+                   int64_t s_stride, const Ask& ask = {}) {
+    auto by = [&](auto paired) {
+        constexpr int64_t kSize = paired ? 2 * W : W;
+        auto with = [&](auto vectors) { dots_of_rows<M, vectors, paired, T>(q, D, k, k_token, count, s, s_stride, ask); };
+        if constexpr (PH_WIDTH == 16) {
+            if (D == 2 * kSize) return with(std::integral_constant<int, 2>{});
+            if (D == 4 * kSize) return with(std::integral_constant<int, 4>{});
+            if constexpr (M < 4)
+                if (D == 8 * kSize) return with(std::integral_constant<int, 8>{});
+        }
+        with(std::integral_constant<int, 0>{});
+    };
+    if constexpr (kPairs<T>)
+        if (D % (2 * W) == 0) return by(std::true_type{});
+    by(std::false_type{});
 }
+
+#if PH_WIDTH == 16
+// Dots of up to W rows, each in a lane of its own, so that nothing is added across lanes: `q` is [size, W], and a
+// key `size` elements, numbers or pairs. Writes W rows of kDecodeKeys dots, for whole vectors of keys.
+template <class E>
+void dots_in_lanes(const E* q, int64_t size, const void* k, int64_t k_bytes, int64_t count, float* s, const Ask& ask) {
+    constexpr int N = W / 2;
+    auto dots_of_half = [&](int64_t first, Vec* to) {
+        const int64_t far = ask.distance(first, k_bytes);
+        const char* key[N];
+        for (int n = 0; n < N; ++n) key[n] = (const char*)k + (first + n < count ? first + n : 0) * k_bytes;
+        Vec acc[N] = {};
+        for (int64_t d = 0; d < size; d += W) {
+            PH_UNROLL(8) for (int n = 0; n < N; ++n) prefetch(key[n] + far + d * (int64_t)sizeof(E));
+            PH_UNROLL(16) for (int i = 0; i < W; ++i) {
+                const Vec x = load_elements(q + (d + i) * W);
+                PH_UNROLL(8) for (int n = 0; n < N; ++n) {
+                    const E y = load_any<E>(key[n] + (d + i) * (int64_t)sizeof(E));
+                    acc[n] = multiply_add_of<E>(acc[n], x, broadcast(&y));
+                }
+            }
+        }
+        PH_UNROLL(8) for (int n = 0; n < N; ++n) to[n] = acc[n];
+    };
+    for (int64_t j = 0; j < count; j += W) {
+        Vec rows[W];
+        dots_of_half(j, rows), dots_of_half(j + N, rows + N);
+        transpose_in_registers(rows);
+        for (int m = 0; m < W; ++m) store_any(s + m * kDecodeKeys + j, rows[m]);
+    }
+}
+#endif
 
 // values[m] = factor[m] · values[m] + Σ_j s[m, j] v[j], for N vectors of columns.
 template <int M, int N, class T>
 inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
-                         float* values, int64_t width, const float* factors, const Ask& asked = {}) {
+                         float* values, int64_t width, const float* factors, const Ask& ask = {}) {
     Vec acc[M][N];
     PH_UNROLL(8) for (int m = 0; m < M; ++m)
         PH_UNROLL(8) for (int n = 0; n < N; ++n) acc[m][n] = load(values + m * width + n * W) * factors[m];
     for (int64_t j = 0; j < count; ++j) {
         Vec row[N];
-        const T* next = v + j * v_token + distance_to_ask(asked, j, v_token);
+        const T* next = v + j * v_token + ask.distance(j, v_token);
         PH_UNROLL(8) for (int n = 0; n < N; ++n) {
             row[n] = load(v + j * v_token + n * W);
             prefetch(next + n * W);
@@ -116,16 +167,16 @@ inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v
 
 template <int M, class T>
 void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
-                   float* values, int64_t width, const float* factors, const Ask& asked) {
+                   float* values, int64_t width, const float* factors, const Ask& ask) {
     constexpr int N = PH_WIDTH == 16 ? 4 : 2;
     int64_t d = 0;
     if constexpr (kWide<M>)
         for (; d + 8 * W <= width; d += 8 * W)
-            weighted_sum<M, 8, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
+            weighted_sum<M, 8, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, ask);
     for (; d + N * W <= width; d += N * W)
-        weighted_sum<M, N, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
+        weighted_sum<M, N, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, ask);
     for (; d < width; d += W)
-        weighted_sum<M, 1, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, asked);
+        weighted_sum<M, 1, T>(s, s_stride, v + d, v_token, count, values + d, width, factors, ask);
 }
 
 #if PH_PAIRS
@@ -133,10 +184,10 @@ void weighted_sums(const float* s, int64_t s_stride, const T* v, int64_t v_token
 // are interleaved, which may leave columns in another order until the end.
 template <int M, int N>
 inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
-                                  int64_t count, float* values, int64_t width, const float* factors, const Ask& asked) {
+                                  int64_t count, float* values, int64_t width, const float* factors, const Ask& ask) {
     Vec acc[M][2 * N] = {};
     auto add = [&](int64_t j, const BFloat16* a, const BFloat16* b) {
-        const BFloat16* next = a + distance_to_ask(asked, j, v_token);
+        const BFloat16* next = a + ask.distance(j, v_token);
         PH_UNROLL(8) for (int n = 0; n < N; ++n) {
             Vec low, high;
             interleave(a + n * 2 * W, b ? b + n * 2 * W : nullptr, low, high);
@@ -164,18 +215,18 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
 
 template <int M>
 void weighted_sums_of_pairs(const float* s, int64_t s_stride, const BFloat16* v, int64_t v_token,
-                            int64_t count, float* values, int64_t width, const float* factors, const Ask& asked) {
+                            int64_t count, float* values, int64_t width, const float* factors, const Ask& ask) {
     Pair weights[M * kDecodeKeys / 2];
     for (int m = 0; m < M; ++m)
         pack_weights(s + m * s_stride, up_to(count, 2 * W), weights + m * kDecodeKeys / 2);
     int64_t d = 0;
     if constexpr (kWide<M>)
         for (; d + 8 * W <= width; d += 8 * W)
-            weighted_sum_of_pairs<M, 4>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+            weighted_sum_of_pairs<M, 4>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, ask);
     for (; d + 4 * W <= width; d += 4 * W)
-        weighted_sum_of_pairs<M, 2>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+        weighted_sum_of_pairs<M, 2>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, ask);
     for (; d < width; d += 2 * W)
-        weighted_sum_of_pairs<M, 1>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, asked);
+        weighted_sum_of_pairs<M, 1>(weights, kDecodeKeys / 2, v + d, v_token, count, values + d, width, factors, ask);
 }
 #endif
 

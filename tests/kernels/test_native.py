@@ -106,6 +106,7 @@ def test_any_problem_equals_the_oracle(code, problem):
         (8, 1, 1, 3000, 64, 64),
         (32, 1, 1, 700, 128, 128),
         (16, 1, 1, 700, 576, 512),  # absorbed latent attention
+        (12, 1, 1, 299, 96, 32),  # fewer rows than lanes
         (4, 2, 2, 500, 64, 64),
         (4, 4, 130, 130, 64, 80),
         (200, 1, 2, 64, 16, 16),  # more heads than a block has rows
@@ -165,6 +166,8 @@ def test_few_queries_have_the_same_bits_for_any_threads_and_neighbours(code, dty
     [
         (9, 3, 64, 64, torch.bfloat16, None),
         (8, 4, 32, 48, torch.float32, 290),
+        (12, 1, 48, 32, torch.float32, 200),  # rows in lanes, and bfloat16's by pairs
+        (10, 1, 64, 64, torch.bfloat16, None),
         (32, 1, 64, 64, torch.float16, None),  # more heads than few rows are
         (5, 5, 72, 40, torch.float32, None),  # no whole vectors
     ],
