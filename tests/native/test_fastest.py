@@ -7,7 +7,7 @@ import torch
 
 from polyhead import native
 from polyhead.native import batch_invariant, fastest, selection
-from polyhead.native.arguments import DTYPES
+from polyhead.native.arguments import DTYPES, NO_SCORE_MODS, KVSegment, Network, Weight
 from polyhead.native.fastest import TORCH, choose
 
 WORKS = ("prefill", "decode", "gemv", "gemm")
@@ -22,22 +22,25 @@ def times(gemm_of_torch=1.0, **of_codes):
 
 
 @pytest.mark.parametrize(
-    ("second", "chosen"),
+    ("second", "steps", "prompts"),
     [
-        ((1.0, 1.0, 1.0, 1.0), "pairs"),
-        ((0.95, 0.95, 0.95, 0.95), "pairs"),  # too little to give up the first
-        ((0.8, 0.8, 0.8, 0.8), "wide"),
-        ((0.5, 1.0, 1.0, 1.0), "wide"),
-        ((0.5, 2.0, 1.1, 1.0), "pairs"),
+        ((1.0, 1.0, 1.0, 1.0), "pairs", "pairs"),
+        ((0.95, 0.95, 0.95, 0.95), "pairs", "pairs"),  # too little to give up the first
+        ((0.8, 0.8, 0.8, 0.8), "wide", "wide"),
+        ((0.5, 1.0, 1.0, 1.0), "pairs", "wide"),
+        ((0.5, 2.0, 1.1, 1.0), "pairs", "wide"),
+        ((0.5, 1.0, 1.0, 3.0), "pairs", "pairs"),
+        ((9.0, 0.8, 0.9, 9.0), "wide", "pairs"),
     ],
 )
-def test_the_first_is_kept_unless_another_is_faster_by_a_tenth(second, chosen):
-    assert choose(times(pairs=(1.0, 1.0, 1.0, 1.0), wide=second)).code == chosen
+def test_the_first_is_kept_unless_another_is_faster_by_a_tenth(second, steps, prompts):
+    found = choose(times(9.0, pairs=(1.0, 1.0, 1.0, 1.0), wide=second))
+    assert (found.steps, found.prompts) == (steps, prompts)
 
 
 def test_a_slow_product_does_not_count_where_torch_multiplies():
-    found = choose(times(1.0, pairs=(1.0, 1.0, 1.0, 1.0), wide=(0.8, 0.8, 0.8, 9.0)))
-    assert (found.code, found.gemm) == ("wide", False)
+    found = choose(times(1.0, pairs=(1.0, 1.0, 1.0, 1.0), wide=(0.8, 1.0, 1.0, 9.0)))
+    assert (found.prompts, found.gemm) == ("wide", False)
     assert choose(times(1.0, pairs=(1.0, 1.0, 1.0, 0.9), wide=(1.0, 1.0, 1.0, 1.0))).gemm
 
 
@@ -61,7 +64,7 @@ def measured(monkeypatch, tmp_path):
 def test_times_are_measured_once_and_kept(measured, tmp_path):
     found = fastest.fastest(CODES[:2])
     assert measured == [*DTYPES]
-    names = {dtype: choice.code for dtype, choice in found.items()}
+    names = {dtype: choice.steps for dtype, choice in found.items()}
     first, second = CODES[0].name, CODES[1].name
     assert names == dict.fromkeys(DTYPES, first) | {torch.bfloat16: second}
     assert fastest.fastest(CODES[:2]) == found
@@ -97,7 +100,7 @@ def test_what_does_not_read_as_times_is_measured_again(measured, tmp_path, chang
 @several
 def test_a_cache_directory_that_cannot_be_written_is_no_error(measured, tmp_path):
     (tmp_path / "native").write_text("a file where the folder would be")
-    assert fastest.fastest(CODES[:2])[torch.bfloat16].code == CODES[1].name
+    assert fastest.fastest(CODES[:2])[torch.bfloat16].steps == CODES[1].name
 
 
 @several
@@ -115,7 +118,7 @@ def test_the_fastest_is_used_but_not_where_bits_must_not_depend_on_it(monkeypatc
     first, second = CODES[:2]
     for each in (first, second):
         monkeypatch.setattr(each, "dtypes", frozenset({torch.bfloat16}))
-    choice = fastest.Choice(second.name, False, {})
+    choice = fastest.Choice(second.name, second.name, False, {})
     monkeypatch.setattr(selection, "choices", lambda: {torch.bfloat16: choice})
     selection._fastest.cache_clear()
     try:
@@ -131,6 +134,41 @@ def test_the_fastest_is_used_but_not_where_bits_must_not_depend_on_it(monkeypatc
             assert native.code(torch.bfloat16) is first
     finally:
         selection._fastest.cache_clear()
+
+
+@several
+def test_steps_and_prompts_have_codes_of_their_own(monkeypatch):
+    first, second = CODES[:2]
+    called = []
+
+    class Recorder:
+        def __getattr__(self, name):
+            return lambda index, *_: called.append((name, index))
+
+    monkeypatch.setattr(first, "_native", Recorder())
+    choice = fastest.Choice(first.name, second.name, True, {})
+    monkeypatch.setattr(selection, "choices", lambda: {torch.float32: choice})
+    selection._fastest.cache_clear()
+    try:
+        both = native.code(torch.float32)
+    finally:
+        selection._fastest.cache_clear()
+    assert both.name == f"{first.name}, {second.name} for prompts"
+    assert torch.float32 in both.dtypes
+    assert (first.prompts, second.prompts) == (first, second)
+
+    few, many = torch.zeros(64, 8), torch.zeros(65, 8)
+    for x in (few, many):
+        heads = x.view(1, 1, -1, 8)
+        segment = KVSegment(heads, heads)
+        weight = Weight(torch.zeros(8, 8), None)
+        both.product(x, [weight])
+        both.matmul(x, torch.zeros(8, 8))
+        both.feed_forward(x, Network(None, weight, weight, "silu"))
+        both.attend(heads, [segment], 1.0)
+        both.gradients(heads, segment, 1.0, NO_SCORE_MODS, (heads, heads), (heads, heads))
+    names = ["product", "matmul", "feed_forward", "attend", "gradients"]
+    assert called == [(name, each._index) for each in (first, second) for name in names]
 
 
 @several

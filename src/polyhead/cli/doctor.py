@@ -252,7 +252,9 @@ def _show(report: dict[str, Any], screen: Console) -> None:
     row("torch kernels for", machine["vector_instructions"])
     row("native code for", machine["native_code"] or "none")
     for dtype, choice in machine["native_code_measured"].items():
-        row(f"  {dtype}", f"{choice['code']} is used; measured at first use, in µs:")
+        steps, prompts = choice["steps"], choice["prompts"]
+        used = f"{steps} for steps, {prompts} for prompts" if steps != prompts else steps
+        row(f"  {dtype}", f"{used}; measured at first use, in µs:")
         for name, works in choice["times"].items():
             row("", f"{name}: " + ", ".join(f"{w} {1e6 * s:.0f}" for w, s in works.items()), "dim")
     if better := machine["native_code_left_out"]:

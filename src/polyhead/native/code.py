@@ -5,6 +5,7 @@ Shape letters: B batch, H query heads, G kv heads, T queries, S keys, D key size
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from polyhead.native.arguments import (
     ACTIVATIONS,
     DTYPES,
     MAX_GEMV_ROWS,
+    MAX_STEP_ROWS,
     NO_SCORE_MODS,
     CacheSegment,
     Guard,
@@ -62,19 +64,33 @@ class Code:
     Attributes:
         block_sizes: Numbers and bytes of a block, by the number of its type, for all that it reads.
         dtypes: In which products of more than ``MAX_GEMV_ROWS`` rows are as fast as torch's.
+        prompts: The code that computes more than ``MAX_STEP_ROWS`` rows or queries: this one,
+            unless another is faster at them (``with_prompts``).
     """
 
     def __init__(self, module: ModuleType, index: int, name: str) -> None:
         self.name = name
         self.dtypes = _DTYPES.get(name, frozenset())
         self._index = index
+        self.prompts = self
         self._native = module
         self.block_sizes: dict[int, tuple[int, int]] = module.interface()["blocks"]
+
+    def with_prompts(self, prompts: Code) -> Code:
+        """This code, with another one for prompts."""
+        both = copy.copy(self)
+        both.name = f"{self.name}, {prompts.name} for prompts"
+        both.dtypes, both.prompts = prompts.dtypes, prompts
+        return both
+
+    def _for(self, rows: int) -> int:
+        """The index of the code that computes so many rows or queries."""
+        return self.prompts._index if rows > MAX_STEP_ROWS else self._index
 
     @property
     def matmul_dtypes(self) -> frozenset[torch.dtype]:
         """In which ``matmul`` is faster than torch's, which multiplies bfloat16 by pairs too."""
-        return self.dtypes if self.name == "avx2" else self.dtypes - {torch.bfloat16}
+        return self.dtypes if self.prompts.name == "avx2" else self.dtypes - {torch.bfloat16}
 
     def product(
         self, x: Tensor, weights: Sequence[Weight], *, batch_invariant: bool = True
@@ -91,7 +107,7 @@ class Code:
                 processor has an instruction for it.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
-        self._native.product(self._index, threads(), x, weights, batch_invariant, y)
+        self._native.product(self._for(len(x)), threads(), x, weights, batch_invariant, y)
         return y
 
     def matmul(self, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
@@ -106,7 +122,7 @@ class Code:
             ``plus`` where it is given, otherwise a new tensor.
         """
         y = a.new_empty(len(a), b.shape[1]) if plus is None else plus
-        self._native.matmul(self._index, threads(), a, b, plus is not None, y)
+        self._native.matmul(self._for(len(a)), threads(), a, b, plus is not None, y)
         return y
 
     def take_grids(self, grids: Tensor) -> None:
@@ -141,7 +157,7 @@ class Code:
             batch_invariant: As in ``product``.
         """
         y = x.new_empty(x.shape[0], network.down.weight.shape[0])
-        self._native.feed_forward(self._index, threads(), x, network, batch_invariant, y)
+        self._native.feed_forward(self._for(len(x)), threads(), x, network, batch_invariant, y)
         return y
 
     def route(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -349,7 +365,7 @@ class Code:
         B, H, T, _ = q.shape
         out = q.new_empty(B, H, T, segments[0].value_dim)
         found = q.new_empty((B, H, T), dtype=torch.float32) if lse else None
-        self._native.attend(self._index, threads(), q, segments, scale, mods, out, found)
+        self._native.attend(self._for(T), threads(), q, segments, scale, mods, out, found)
         return out, found
 
     def gradients(
@@ -379,7 +395,7 @@ class Code:
         if of_bias and mods.learned is not None:
             of_extras = torch.zeros(mods.learned.shape, dtype=torch.float32, device="cpu")
         self._native.gradients(
-            self._index,
+            self._for(q.shape[2]),
             threads(),
             q,
             (segment,),

@@ -1,9 +1,10 @@
-"""Which of several compiled codes is the fastest for a dtype, measured once for each processor.
+"""Which of several compiled codes is the fastest for what, measured once for each processor.
 
 An instruction that one processor has at full rate another has at half: pairs of bfloat16 are twice
 as fast as products of float32 on a Zen 4, and half as fast on some Xeons, where widening to float32
-is the faster way. So where more than one vector code was compiled they are timed at first use, for
-some milliseconds, and the result is kept in the cache directory.
+is the faster way; and matrix tiles multiply prompts, while a step waits for memory. So where more
+than one vector code was compiled they are timed at first use, for some milliseconds, and the result
+is kept in the cache directory. Steps and prompts of a dtype may have different codes.
 """
 
 from __future__ import annotations
@@ -33,40 +34,46 @@ TORCH = "torch"
 FIRST_UNLESS = 0.9
 """Another code takes the place of the first where it takes less than this part of its time."""
 _TURNS = 10
-_WORKS = ("prefill", "decode", "gemv", "gemm")
+_STEPS, _PROMPTS = ("decode", "gemv"), ("prefill", "gemm")
 
 
 class Choice(NamedTuple):
     """What was chosen for a dtype.
 
     Attributes:
-        code: The name of the fastest.
-        gemm: Whether its products of many rows are as fast as torch's.
+        steps: The name of the fastest for steps: decoding, and products of a few rows.
+        prompts: The same for prompts: attention of many queries, and products of many rows.
+        gemm: Whether the products of ``prompts`` are as fast as torch's.
         times: What that was chosen by.
     """
 
-    code: str
+    steps: str
+    prompts: str
     gemm: bool
     times: Times
 
 
 def choose(times: Times) -> Choice:
-    """The first code, unless another is faster by a tenth over all kinds of work.
+    """The first code, unless another is faster by a tenth at steps, or at prompts.
 
     Args:
         times: By code, in the order of preference; the work of torch's product last.
     """
-
-    def mean(name: str) -> float:
-        of_works = dict(times[name])
-        of_works["gemm"] = min(of_works["gemm"], times[TORCH]["gemm"])
-        return math.prod(of_works.values()) ** (1 / len(of_works))
-
     names = [name for name in times if name != TORCH]
-    best = min(names, key=mean)
-    if mean(best) >= FIRST_UNLESS * mean(names[0]):
-        best = names[0]
-    return Choice(best, times[best]["gemm"] <= times[TORCH]["gemm"], times)
+
+    def best_at(works: Sequence[str]) -> str:
+        def product(name: str) -> float:
+            of_works = dict(times[name])
+            of_works["gemm"] = min(of_works["gemm"], times[TORCH]["gemm"])
+            return math.prod(of_works[work] for work in works)
+
+        best = min(names, key=product)
+        least = FIRST_UNLESS ** len(works) * product(names[0])
+        return best if product(best) < least else names[0]
+
+    prompts = best_at(_PROMPTS)
+    gemm = times[prompts]["gemm"] <= times[TORCH]["gemm"]
+    return Choice(best_at(_STEPS), prompts, gemm, times)
 
 
 def fastest(codes: Sequence[Code]) -> dict[torch.dtype, Choice]:
@@ -148,7 +155,7 @@ def _is_complete(of_dtypes: Any, key: str) -> bool:
         return all(
             0.0 < float(of_dtypes[_name(dtype)][name][work]) < math.inf
             for dtype in DTYPES
-            for name, works in [*((each, _WORKS) for each in names), (TORCH, ("gemm",))]
+            for name, works in [*((each, _STEPS + _PROMPTS) for each in names), (TORCH, ("gemm",))]
             for work in works
         )
     except (TypeError, KeyError, ValueError, IndexError):

@@ -82,10 +82,13 @@ def choices() -> Mapping[torch.dtype, Choice]:
 def _fastest() -> dict[torch.dtype, Code]:
     """The codes of ``choices``, told in which dtypes their products are as fast as torch's."""
     by_name = {each.name: each for each in all_codes()}
-    found = {dtype: by_name[choice.code] for dtype, choice in choices().items()}
+    found = {}
     for dtype, choice in choices().items():
-        each = found[dtype]
+        each, prompts = by_name[choice.steps], by_name[choice.prompts]
+        if prompts is not each:
+            each = each.with_prompts(prompts)
         each.dtypes = each.dtypes | {dtype} if choice.gemm else each.dtypes - {dtype}
+        found[dtype] = each
     return found
 
 
