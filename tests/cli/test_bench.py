@@ -39,12 +39,15 @@ def test_json_is_all_there_is(run: Run) -> None:
 
 
 def test_tables_then_one_line_of_json(run: Run, tmp_path: Path) -> None:
-    done = run("bench", *SMALL, "--plot", "rates.svg")
+    done = run("bench", *SMALL, "--plot", "rates.svg", "--section", "section.md")
     assert done.code == 0, done
     *tables, last = done.out.splitlines()
     assert json.loads(last)["rows"]
     assert any("geometric means" in line for line in tables)
     assert (tmp_path / "rates.svg").read_text(encoding="utf-8").startswith("<svg")
+    heading, _, about, *_ = (tmp_path / "section.md").read_text(encoding="utf-8").splitlines()
+    assert heading == f"## {json.loads(last)['machine']['processor']}"
+    assert about.startswith("`polyhead bench overhead`, ")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from polyhead.lab.benchmarks.peers import PACKAGES, Package, contestants, instal
 from polyhead.lab.benchmarks.plot import plot
 from polyhead.lab.benchmarks.problem import Problem
 from polyhead.lab.benchmarks.results import document, geometric_mean
+from polyhead.lab.benchmarks.section import section
 from polyhead.native import rates
 
 ONES = torch.ones(4)
@@ -154,6 +155,35 @@ def test_plot_is_well_formed_and_has_a_line_for_each_way() -> None:
     text = [e.text for e in root.iter() if e.tag.endswith("text")]
     assert {"made, float32", "made up · FLOP/s"} <= set(text)
     assert not any("one length" in (each or "") for each in text)
+
+
+def test_a_section_has_a_row_for_each_group_of_long_cases() -> None:
+    results = [
+        measure(
+            by_script({"ours": [2.0], "peer": [peer], "limit": [0.5]}, length), Settings(rounds=1)
+        )
+        for length, peer in ((1024, 99.0), (4096, 4.0), (8192, 16.0))
+    ]
+    machine = {"processor": "Some (family 6, model 7)", "threads": 2, "native_code": "avx2"}
+    rates = {"fma_256": 3.2e11, "reads of 16 MiB": 4.1e10}
+    text = section(
+        {"decode": results, "window": results[:1]}, machine, rates,
+        command="polyhead bench decode window", day="2026-11-29",
+    )  # fmt: skip
+    assert (
+        text
+        == """## Some (family 6, model 7)
+
+`polyhead bench decode window`, threads: 2, native code `avx2`, 2026-11-29.
+At most: fma_256 320 G operations/s, reads of 16 MiB 41 GB/s.
+Each cell: time of a peer ÷ ours · of the limit; geometric means.
+
+| work | rows | float32 |
+|---|--:|---|
+| decode, made up 4,096 to 8,192 | 2 | peer 4.00 · 50% of bytes |
+| window, made up 1,024 | 1 | peer 49.50 · 50% of bytes |
+"""
+    )
 
 
 def test_the_limit_that_takes_longest_binds() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -41,6 +42,10 @@ def bench(
     plot: Annotated[
         Path | None, typer.Option(help="Write a plot of rate against length to this SVG file.")
     ] = None,
+    section: Annotated[
+        Path | None,
+        typer.Option(help="Write a section about this processor to this Markdown file."),
+    ] = None,
 ) -> None:
     """Compare the speed of polyhead with other libraries and with the machine's limit.
 
@@ -63,6 +68,18 @@ def bench(
         from polyhead.lab.benchmarks.plot import plot as drawn
 
         plot.write_text(drawn(found), encoding="utf-8")
+    if section is not None:
+        from polyhead.lab.benchmarks.section import section as written
+
+        command = " ".join(["polyhead bench", *(routines or []), *(["--quick"] if quick else [])])
+        text = written(
+            found,
+            report["machine"],
+            report["rates"],
+            command=command,
+            day=datetime.date.today().isoformat(),
+        )
+        section.write_text(text, encoding="utf-8")
     print_json(report, indent=None)
 
 
@@ -72,7 +89,7 @@ def _run(
     """Every routine in turn; tables as they come, if wanted."""
     from polyhead.cli.doctor import machine, versions
     from polyhead.cli.terminal import console, progress
-    from polyhead.lab.benchmarks import measure
+    from polyhead.lab.benchmarks import limits, measure
     from polyhead.lab.benchmarks import peers as others
     from polyhead.lab.benchmarks.results import document, means_table, table
 
@@ -108,6 +125,7 @@ def _run(
         "versions": versions() | others.versions(),
         "quick": settings.quick,
         "device": settings.device,
+        "rates": limits.hardware() if settings.device == "cpu" else {},
         "missing": absent,
     }
     return about | document(found), found

@@ -176,7 +176,11 @@ def _cpu_flags() -> set[str]:
 
 
 def _processor() -> str:
-    return _cpuinfo().get("model name") or platform.processor() or "unknown"
+    facts = _cpuinfo()
+    name = facts.get("model name") or platform.processor() or "unknown"
+    if "cpu family" in facts and "model" in facts:  # one name may stand for several generations
+        name += f" (family {facts['cpu family']}, model {facts['model']})"
+    return name
 
 
 def _cores() -> int:

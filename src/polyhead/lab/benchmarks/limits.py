@@ -15,6 +15,7 @@ import torch
 from polyhead.lab.benchmarks.case import Call, Limit
 from polyhead.native import rates
 
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 _LEAST, _MOST = 1e8, 4e9
 """Operations in registers of one measurement: half a millisecond to some tens."""
 
@@ -50,6 +51,22 @@ def read_rate(size: float) -> Limit:
         return Limit("bytes", f"reading {int(size):,} bytes", read, 1.0)
     memory = torch.ones(int(max(size, 1 << 30) if _on("cuda") else size) // 4)
     return Limit("bytes", f"sum over {memory.nbytes:,} bytes", memory.sum, size / memory.nbytes)
+
+
+def hardware() -> dict[str, float]:
+    """What all threads do a second: operations of each instruction, and bytes of plain reads.
+
+    The reads are of 1, 16 and 256 MiB, which second and last caches and memory hold. Empty without
+    native code, and on a GPU.
+    """
+    if not _on("cpu"):
+        return {}
+    names = dict.fromkeys(name for dtype in _DTYPES for name in rates.instructions(dtype))
+    found = {name: _rate_of(name) for name in names}
+    for size in (1, 16, 256):
+        if (read := rates.reader(size << 20)) is not None:
+            found[f"reads of {size} MiB"] = (size << 20) / min(_timed(read) for _ in range(8))
+    return found
 
 
 @functools.cache

@@ -33,11 +33,13 @@ class Routine:
 
     Attributes:
         gpu_peers: On a GPU; None where it is measured on a CPU only.
+        long_from: The least length that counts where lengths are summed up (``section``).
     """
 
     cases: Callable[[Settings], Iterator[Case]]
     peers: tuple[str, ...]
     gpu_peers: tuple[str, ...] | None = None
+    long_from: int = 0
 
     def drawn(self, settings: Settings) -> Iterator[Case]:
         """The cases, on the device of the settings."""
@@ -69,8 +71,10 @@ def _calls(cases: Callable[[Settings], Iterator[Case]], *peers: str) -> Routine:
 
 
 ROUTINES = {
-    "prefill": _calls(attention.prefill, SDPA, MODULE, X_TRANSFORMERS, FLEX),
-    "decode": _calls(attention.decode, SDPA, ONNX),
+    "prefill": replace(
+        _calls(attention.prefill, SDPA, MODULE, X_TRANSFORMERS, FLEX), long_from=2048
+    ),
+    "decode": replace(_calls(attention.decode, SDPA, ONNX), long_from=4096),
     "chunk": _calls(attention.chunk, SDPA),
     "window": _calls(attention.window, SDPA, FLEX),
     "features": _calls(attention.features, SDPA, FLEX),

@@ -1,0 +1,78 @@
+"""What was measured on one processor, as a section of Markdown for ``docs/performance.md``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from polyhead.lab.benchmarks.measure import Result
+from polyhead.lab.benchmarks.results import dtype_name, geometric_mean
+from polyhead.lab.benchmarks.routines import ROUTINES
+
+
+def section(
+    found: Mapping[str, Sequence[Result]],
+    machine: Mapping[str, Any],
+    rates: Mapping[str, float],
+    *,
+    command: str,
+    day: str,
+) -> str:
+    """A heading, what the processor does at most, and a table with a row for each group of cases.
+
+    Args:
+        found: The results of each routine.
+        machine: As ``polyhead doctor`` describes it.
+        rates: As ``limits.hardware`` measures them.
+        command: What measured the results.
+        day: When, as ``2026-11-29``.
+    """
+    dtypes = list(dict.fromkeys(dtype_name(r) for results in found.values() for r in results))
+    heads = ["work", "rows", *dtypes]
+    rows = [row for name, results in found.items() for row in _rows(name, results, dtypes)]
+    about = [
+        f"`{command}`, threads: {machine['threads']}, native code "
+        f"`{machine['native_code'] or 'none'}`, {day}.",
+        *([f"At most: {_listed(rates)}."] if rates else []),
+        "Each cell: time of a peer ÷ ours · of the limit; geometric means.",
+    ]
+    table = [_line(heads), "|---|--:|" + "---|" * len(dtypes), *map(_line, rows)]
+    return "\n\n".join([f"## {machine['processor']}", "\n".join(about), "\n".join(table)]) + "\n"
+
+
+def _listed(rates: Mapping[str, float]) -> str:
+    return ", ".join(
+        f"{name} {rate / 1e9:,.0f} {'GB/s' if name.startswith('read') else 'G operations/s'}"
+        for name, rate in rates.items()
+    )
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rows(routine: str, results: Sequence[Result], dtypes: Sequence[str]) -> Iterator[list[str]]:
+    least = ROUTINES[routine].long_from
+    for group in dict.fromkeys(result.case.group for result in results):
+        of_group = [result for result in results if result.case.group == group]
+        counted = [r for r in of_group if r.case.length >= least] or of_group
+        lengths = sorted({result.case.length for result in counted})
+        span = f"{lengths[0]:,}" + (f" to {lengths[-1]:,}" if len(lengths) > 1 else "")
+        cells = [
+            _cell([result for result in counted if dtype_name(result) == name]) for name in dtypes
+        ]
+        yield [f"{routine}, {group} {span}", f"{len(lengths)}", *cells]
+
+
+def _cell(results: Sequence[Result]) -> str:
+    """``torch SDPA 2.31 · 81% of operations``; empty without results."""
+    names = dict.fromkeys(name for result in results for name in result.ratios)
+    parts = [
+        f"{name} {geometric_mean([r.ratios[name] for r in results if name in r.ratios]):.2f}"
+        for name in names
+    ]
+    shares = [result.of_limit for result in results if result.of_limit is not None]
+    if shares:
+        kinds = dict.fromkeys(r.bound.kind for r in results if r.bound is not None)
+        parts.append(f"{geometric_mean(shares):.0%} of {' or '.join(kinds)}")
+    return " · ".join(parts)
