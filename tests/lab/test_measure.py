@@ -186,6 +186,20 @@ Each cell: time of a peer ÷ ours · of the limit; geometric means.
     )
 
 
+def test_the_hardware_is_measured_by_its_instructions_and_by_reads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "_timed", lambda run: 0.5)
+    monkeypatch.setattr(limits, "_rate_of", lambda name: 3.0)
+    monkeypatch.setattr(rates, "instructions", lambda dtype: ["fma", f"{dtype}"])
+    monkeypatch.setattr(rates, "reader", lambda size: lambda: None)
+    dtypes = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
+    assert limits.hardware() == {
+        **dict.fromkeys(["fma", *map(str, dtypes)], 3.0),
+        **{f"reads of {size} MiB": size * 2**21 for size in (1, 16, 256)},
+    }
+
+
 def test_the_limit_that_takes_longest_binds() -> None:
     slow, quick = (Limit(kind, kind, lambda: ONES, 1.0) for kind in ("operations", "bytes"))
     times = iter([1.0, 0.5, 0.25] * 3)

@@ -1,4 +1,4 @@
-"""``polyhead doctor`` says how to install torch without CUDA where there is no GPU."""
+"""What ``polyhead doctor`` says of a machine: its processor, and a torch without CUDA for it."""
 
 from __future__ import annotations
 
@@ -20,3 +20,17 @@ def test_torch_for_cuda_without_a_gpu_is_told_of(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a GPU")
     assert ("whl/cpu" in (machine()["smaller_torch"] or "")) == told
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({"model name": "EPYC", "cpu family": "26", "model": "2"}, "EPYC (family 26, model 2)"),
+        ({"model name": "EPYC", "model": "2"}, "EPYC"),
+    ],
+)
+def test_a_processor_is_named_with_its_generation(
+    monkeypatch: pytest.MonkeyPatch, facts: dict[str, str], said: str
+) -> None:
+    monkeypatch.setattr(doctor, "_cpuinfo", lambda: facts)
+    assert machine()["processor"] == said
