@@ -180,8 +180,8 @@ Each cell: time of a peer ÷ ours · of the limit; geometric means.
 
 | work | rows | float32 |
 |---|--:|---|
-| decode, made up 4,096 to 8,192 | 2 | peer 4.00 · 50% of bytes |
-| window, made up 1,024 | 1 | peer 49.50 · 50% of bytes |
+| decode, made up, 4,096 to 8,192 | 2 | peer 4.00 · 50% of bytes |
+| window, made up, 1,024 | 1 | peer 49.50 · 50% of bytes |
 """
     )
 

@@ -2,8 +2,8 @@
 
 A case (``case.Case``) is one piece of work with the ways of doing it. Its results are compared
 first, then every way is measured in turns (``measure``), with what the machine could do at best
-beside it (``limits``). ``routines`` lists the cases; ``results``, ``section`` and ``plot`` show what
-was found.
+beside it (``limits``). ``routines`` lists the cases; ``results``, ``section`` and ``plot`` show
+what was found.
 """
 
 from polyhead.lab.benchmarks.case import Case, Contestant, Limit, Settings

@@ -61,7 +61,8 @@ def _rows(routine: str, results: Sequence[Result], dtypes: Sequence[str]) -> Ite
         cells = [
             _cell([result for result in counted if dtype_name(result) == name]) for name in dtypes
         ]
-        yield [f"{routine}, {group} {span}", f"{len(lengths)}", *cells]
+        joined = f"{group} {span}" if group.endswith(":") else f"{group}, {span}"
+        yield [f"{routine}, {joined}", f"{len(lengths)}", *cells]
 
 
 def _cell(results: Sequence[Result]) -> str:
