@@ -7,7 +7,7 @@ import torch
 
 from polyhead import native
 from polyhead.native import batch_invariant, fastest, selection
-from polyhead.native.arguments import DTYPES, NO_SCORE_MODS, KVSegment, Network, Weight
+from polyhead.native.arguments import DTYPES, NO_SCORE_MODS, KVSegment, Network, ScoreMods, Weight
 from polyhead.native.fastest import TORCH, choose
 
 WORKS = ("prefill", "decode", "gemv", "gemm")
@@ -159,17 +159,26 @@ def test_steps_and_prompts_have_codes_of_their_own(monkeypatch):
     assert (first.prompts, second.prompts) == (first, second)
 
     few, many = torch.zeros(64, 8), torch.zeros(65, 8)
+    weight = Weight(torch.zeros(8, 8), None)
+    network = Network(None, weight, weight, "silu")
     for x in (few, many):
         heads = x.view(1, 1, -1, 8)
         segment = KVSegment(heads, heads)
-        weight = Weight(torch.zeros(8, 8), None)
-        both.product(x, [weight])
+        both.product(x, [weight], batch_invariant=False)
         both.matmul(x, torch.zeros(8, 8))
-        both.feed_forward(x, Network(None, weight, weight, "silu"))
+        both.feed_forward(x, network, batch_invariant=False)
         both.attend(heads, [segment], 1.0)
         both.gradients(heads, segment, 1.0, NO_SCORE_MODS, (heads, heads), (heads, heads))
     names = ["product", "matmul", "feed_forward", "attend", "gradients"]
     assert called == [(name, each._index) for each in (first, second) for name in names]
+
+    called.clear()
+    for x in (few, many):
+        heads = x.view(1, 1, -1, 8)
+        both.product(x, [weight], batch_invariant=True)
+        both.feed_forward(x, network, batch_invariant=True)
+        both.attend(heads, [KVSegment(heads, heads)], 1.0, ScoreMods(batch_invariant=True))
+    assert called == [(name, first._index) for name in ("product", "feed_forward", "attend")] * 2
 
 
 @several

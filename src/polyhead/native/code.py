@@ -65,7 +65,8 @@ class Code:
         block_sizes: Numbers and bytes of a block, by the number of its type, for all that it reads.
         dtypes: In which products of more than ``MAX_GEMV_ROWS`` rows are as fast as torch's.
         prompts: The code that computes more than ``MAX_STEP_ROWS`` rows or queries: this one,
-            unless another is faster at them (``with_prompts``).
+            unless another is faster at them (``with_prompts``). Calls with ``batch_invariant``
+            never use it: the bits of a row may differ between two codes.
     """
 
     def __init__(self, module: ModuleType, index: int, name: str) -> None:
@@ -83,9 +84,15 @@ class Code:
         both.dtypes, both.prompts = prompts.dtypes, prompts
         return both
 
-    def _for(self, rows: int) -> int:
-        """The index of the code that computes so many rows or queries."""
-        return self.prompts._index if rows > MAX_STEP_ROWS else self._index
+    def _for(self, rows: int, *, batch_invariant: bool = False) -> int:
+        """The index of the code that computes so many rows or queries.
+
+        Args:
+            batch_invariant: Whether it must be the same code for any number of them.
+        """
+        if batch_invariant or rows <= MAX_STEP_ROWS:
+            return self._index
+        return self.prompts._index
 
     @property
     def matmul_dtypes(self) -> frozenset[torch.dtype]:
@@ -107,7 +114,8 @@ class Code:
                 processor has an instruction for it.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
-        self._native.product(self._for(len(x)), threads(), x, weights, batch_invariant, y)
+        index = self._for(len(x), batch_invariant=batch_invariant)
+        self._native.product(index, threads(), x, weights, batch_invariant, y)
         return y
 
     def matmul(self, a: Tensor, b: Tensor, plus: Tensor | None = None) -> Tensor:
@@ -157,7 +165,8 @@ class Code:
             batch_invariant: As in ``product``.
         """
         y = x.new_empty(x.shape[0], network.down.weight.shape[0])
-        self._native.feed_forward(self._for(len(x)), threads(), x, network, batch_invariant, y)
+        index = self._for(len(x), batch_invariant=batch_invariant)
+        self._native.feed_forward(index, threads(), x, network, batch_invariant, y)
         return y
 
     def route(self, x: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -365,7 +374,8 @@ class Code:
         B, H, T, _ = q.shape
         out = q.new_empty(B, H, T, segments[0].value_dim)
         found = q.new_empty((B, H, T), dtype=torch.float32) if lse else None
-        self._native.attend(self._for(T), threads(), q, segments, scale, mods, out, found)
+        index = self._for(T, batch_invariant=mods.batch_invariant)
+        self._native.attend(index, threads(), q, segments, scale, mods, out, found)
         return out, found
 
     def gradients(
