@@ -10,11 +10,12 @@ import pytest
 import torch
 from process import Run
 
-from polyhead.cli import main
-from polyhead.lab.benchmarks import ROUTINES, peers
+from polyhead.cli import bench, main
+from polyhead.lab.benchmarks import ROUTINES, Settings, peers
 from polyhead.lab.benchmarks.peers import Package
 
 SMALL = ("overhead", "--rounds", "1", "--dtypes", "float32")
+FOLDER = "takes a file in a folder that exists"
 
 
 def test_help_names_every_routine(run: Run) -> None:
@@ -47,7 +48,14 @@ def test_tables_then_one_line_of_json(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "rates.svg").read_text(encoding="utf-8").startswith("<svg")
     heading, _, about, *_ = (tmp_path / "section.md").read_text(encoding="utf-8").splitlines()
     assert heading == f"## {json.loads(last)['machine']['processor']}"
-    assert about.startswith("`polyhead bench overhead`, ")
+    assert about.startswith("`polyhead bench overhead --dtypes float32 --rounds 1`, ")
+
+
+def test_a_section_names_only_options_that_are_not_the_default() -> None:
+    command = bench._command([], bench._DTYPES, Settings())
+    assert command == "polyhead bench"
+    command = bench._command(["decode"], bench._DTYPES, Settings(quick=True, device="cuda"))
+    assert command == "polyhead bench decode --quick --device cuda"
 
 
 @pytest.mark.parametrize(
@@ -57,6 +65,9 @@ def test_tables_then_one_line_of_json(run: Run, tmp_path: Path) -> None:
         (("decode", "--dtypes", "int8"), ("--dtypes", "bfloat16", "'int8'")),
         (("decode", "--rounds", "0"), ("--rounds",)),
         (("decode", "--device", "tpu"), ("--device", "cpu or cuda", "'tpu'")),
+        (("overhead", "--plot", "none/x.svg"), (f"--plot {FOLDER}", "'none/x.svg'")),
+        (("overhead", "--section", "none/x.md"), (f"--section {FOLDER}", "'none/x.md'")),
+        (("overhead", "--section", "."), (f"--section {FOLDER}", "'.'")),
     ],
 )
 def test_refusals(run: Run, arguments: tuple[str, ...], words: tuple[str, ...]) -> None:

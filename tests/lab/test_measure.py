@@ -164,10 +164,13 @@ def test_a_section_has_a_row_for_each_group_of_long_cases() -> None:
         )
         for length, peer in ((1024, 99.0), (4096, 4.0), (8192, 16.0))
     ]
-    machine = {"processor": "Some (family 6, model 7)", "threads": 2, "native_code": "avx2"}
-    rates = {"fma_256": 3.2e11, "reads of 16 MiB": 4.1e10}
+    report = {
+        "device": "cpu",
+        "machine": {"processor": "Some (family 6, model 7)", "threads": 2, "native_code": "avx2"},
+        "rates": {"fma_256": 3.2e11, "reads of 16 MiB": 4.1e10},
+    }
     text = section(
-        {"decode": results, "window": results[:1]}, machine, rates,
+        {"decode": results, "window": results[:1]}, report,
         command="polyhead bench decode window", day="2026-11-29",
     )  # fmt: skip
     assert (
@@ -184,6 +187,28 @@ Each cell: time of a peer ÷ ours · of the limit; geometric means.
 | window, made up, 1,024 | 1 | peer 49.50 · 50% of bytes |
 """
     )
+
+
+def test_a_section_about_a_gpu_has_its_name_and_each_dtype_its_own_bound() -> None:
+    times = {"ours": [2.0], "peer": [4.0], "limit": [0.5]}
+    wide = measure(by_script(times), Settings(rounds=1))
+    faster = measure(by_script({**times, "peer": [8.0]}), Settings(rounds=1))
+    assert faster.bound is not None
+    narrow = replace(
+        faster,
+        case=replace(faster.case, dtype=torch.bfloat16),
+        bound=replace(faster.bound, kind="operations"),
+    )
+    machine = {"processor": "Some", "threads": 2, "native_code": None, "accelerators": ["A", "B"]}
+    report = {"device": "cuda", "machine": machine, "rates": {}}
+    command = "polyhead bench decode --device cuda"
+    lines = section({"decode": [wide, narrow]}, report, command=command, day="2026-11-29")
+    heading, _, about, *_, last = lines.splitlines()
+    assert heading == "## A, B"
+    assert about == f"`{command}`, threads: 2, native code `none`, 2026-11-29."
+    assert "At most" not in lines
+    row = "| decode, made up, 8 | 1 | peer 2.00 · 50% of bytes | peer 4.00 · 50% of operations |"
+    assert last == row
 
 
 def test_the_hardware_is_measured_by_its_instructions_and_by_reads(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     import torch
 
     from polyhead.lab.benchmarks import Result, Settings
+
+_DTYPES = "float32,bfloat16"
 
 
 def bench(
@@ -29,7 +32,7 @@ def bench(
     ] = False,
     dtypes: Annotated[
         str, typer.Option(help="Comma-separated: float32, bfloat16, float16.")
-    ] = "float32,bfloat16",
+    ] = _DTYPES,
     rounds: Annotated[
         int | None,
         typer.Option(min=1, help="Repetitions of each case; default: as many as fit the time."),
@@ -44,7 +47,7 @@ def bench(
     ] = None,
     section: Annotated[
         Path | None,
-        typer.Option(help="Write a section about this processor to this Markdown file."),
+        typer.Option(help="Write a section about this processor or GPU to this Markdown file."),
     ] = None,
 ) -> None:
     """Compare the speed of polyhead with other libraries and with the machine's limit.
@@ -58,29 +61,37 @@ def bench(
 
     from polyhead.cli.terminal import print_json
     from polyhead.lab.benchmarks import Settings, chosen
+    from polyhead.lab.benchmarks.plot import plot as drawn
+    from polyhead.lab.benchmarks.section import section as written
 
     settings = Settings(quick, _dtypes(dtypes), rounds, _device(device))
     picked = chosen(routines or [], settings.device)
+    _check_folder("--plot", plot)
+    _check_folder("--section", section)
     torch.manual_seed(0)
     with torch.no_grad():
         report, found = _run(picked, settings, show=not json)
     if plot is not None:
-        from polyhead.lab.benchmarks.plot import plot as drawn
-
         plot.write_text(drawn(found), encoding="utf-8")
     if section is not None:
-        from polyhead.lab.benchmarks.section import section as written
-
-        command = " ".join(["polyhead bench", *(routines or []), *(["--quick"] if quick else [])])
-        text = written(
-            found,
-            report["machine"],
-            report["rates"],
-            command=command,
-            day=datetime.date.today().isoformat(),
-        )
+        command = _command(routines or [], dtypes, settings)
+        text = written(found, report, command=command, day=datetime.date.today().isoformat())
         section.write_text(text, encoding="utf-8")
     print_json(report, indent=None)
+
+
+def _command(routines: list[str], dtypes: str, settings: Settings) -> str:
+    """What measures the same again."""
+    words = ["polyhead", "bench", *routines]
+    if settings.quick:
+        words += ["--quick"]
+    if dtypes != _DTYPES:
+        words += ["--dtypes", dtypes]
+    if settings.rounds is not None:
+        words += ["--rounds", str(settings.rounds)]
+    if settings.device != "cpu":
+        words += ["--device", settings.device]
+    return shlex.join(words)
 
 
 def _run(
@@ -141,6 +152,14 @@ def _dtypes(text: str) -> tuple[torch.dtype, ...]:
     if unknown := [name for name in names if name not in known]:
         raise InputError(f"--dtypes takes {', '.join(known)}: got {unknown[0]!r}")
     return tuple(known[name] for name in names)
+
+
+def _check_folder(option: str, file: Path | None) -> None:
+    """Says before anything is measured that the file could not be written afterwards."""
+    from polyhead.errors import InputError
+
+    if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        raise InputError(f"{option} takes a file in a folder that exists: got {str(file)!r}")
 
 
 def _device(name: str) -> str:

@@ -54,13 +54,11 @@ def read_rate(size: float) -> Limit:
 
 
 def hardware() -> dict[str, float]:
-    """What all threads do a second: operations of each instruction, and bytes of plain reads.
+    """What all threads of a CPU do a second: operations of each instruction, bytes of plain reads.
 
     The reads are of 1, 16 and 256 MiB, which second and last caches and memory hold. Empty without
-    native code, and on a GPU.
+    native code.
     """
-    if not _on("cpu"):
-        return {}
     names = dict.fromkeys(name for dtype in _DTYPES for name in rates.instructions(dtype))
     found = {name: _rate_of(name) for name in names}
     for size in (1, 16, 256):

@@ -65,16 +65,15 @@ class Routine:
         return (self.cases.__doc__ or "").splitlines()[0]
 
 
-def _calls(cases: Callable[[Settings], Iterator[Case]], *peers: str) -> Routine:
+def _calls(cases: Callable[[Settings], Iterator[Case]], *peers: str, long_from: int = 0) -> Routine:
     """Of attention alone."""
-    return Routine(cases, peers, (*(name for name in peers if name != ONNX), *gpu_peers.NAMES))
+    on_gpu = (*(name for name in peers if name != ONNX), *gpu_peers.NAMES)
+    return Routine(cases, peers, on_gpu, long_from)
 
 
 ROUTINES = {
-    "prefill": replace(
-        _calls(attention.prefill, SDPA, MODULE, X_TRANSFORMERS, FLEX), long_from=2048
-    ),
-    "decode": replace(_calls(attention.decode, SDPA, ONNX), long_from=4096),
+    "prefill": _calls(attention.prefill, SDPA, MODULE, X_TRANSFORMERS, FLEX, long_from=2048),
+    "decode": _calls(attention.decode, SDPA, ONNX, long_from=4096),
     "chunk": _calls(attention.chunk, SDPA),
     "window": _calls(attention.window, SDPA, FLEX),
     "features": _calls(attention.features, SDPA, FLEX),

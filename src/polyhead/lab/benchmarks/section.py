@@ -1,4 +1,4 @@
-"""What was measured on one processor, as a section of Markdown for ``docs/performance.md``."""
+"""What was measured on one CPU or GPU, as a section of Markdown for ``docs/performance.md``."""
 
 from __future__ import annotations
 
@@ -6,27 +6,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from polyhead.lab.benchmarks.measure import Result
-from polyhead.lab.benchmarks.results import dtype_name, geometric_mean
+from polyhead.lab.benchmarks.results import dtype_name, means
 from polyhead.lab.benchmarks.routines import ROUTINES
 
 
 def section(
-    found: Mapping[str, Sequence[Result]],
-    machine: Mapping[str, Any],
-    rates: Mapping[str, float],
-    *,
-    command: str,
-    day: str,
+    found: Mapping[str, Sequence[Result]], report: Mapping[str, Any], *, command: str, day: str
 ) -> str:
     """A heading, what the processor does at most, and a table with a row for each group of cases.
 
     Args:
         found: The results of each routine.
-        machine: As ``polyhead doctor`` describes it.
-        rates: As ``limits.hardware`` measures them.
+        report: The document that ``polyhead bench`` prints: of it the device, the machine and the
+            rates of the processor.
         command: What measured the results.
         day: When, as ``2026-11-29``.
     """
+    machine, rates = report["machine"], report["rates"]
+    on_cpu = report["device"] == "cpu"
+    heading = machine["processor"] if on_cpu else ", ".join(machine["accelerators"])
     dtypes = list(dict.fromkeys(dtype_name(r) for results in found.values() for r in results))
     heads = ["work", "rows", *dtypes]
     rows = [row for name, results in found.items() for row in _rows(name, results, dtypes)]
@@ -37,7 +35,7 @@ def section(
         "Each cell: time of a peer ÷ ours · of the limit; geometric means.",
     ]
     table = [_line(heads), "|---|--:|" + "---|" * len(dtypes), *map(_line, rows)]
-    return "\n\n".join([f"## {machine['processor']}", "\n".join(about), "\n".join(table)]) + "\n"
+    return "\n\n".join([f"## {heading}", "\n".join(about), "\n".join(table)]) + "\n"
 
 
 def _listed(rates: Mapping[str, float]) -> str:
@@ -58,22 +56,21 @@ def _rows(routine: str, results: Sequence[Result], dtypes: Sequence[str]) -> Ite
         counted = [r for r in of_group if r.case.length >= least] or of_group
         lengths = sorted({result.case.length for result in counted})
         span = f"{lengths[0]:,}" + (f" to {lengths[-1]:,}" if len(lengths) > 1 else "")
+        found = list(means(routine, counted))
         cells = [
-            _cell([result for result in counted if dtype_name(result) == name]) for name in dtypes
+            _cell(
+                {mean["against"]: mean["ratio"] for mean in found if mean["dtype"] == name},
+                [r.bound.kind for r in counted if r.bound is not None and dtype_name(r) == name],
+            )
+            for name in dtypes
         ]
         joined = f"{group} {span}" if group.endswith(":") else f"{group}, {span}"
         yield [f"{routine}, {joined}", f"{len(lengths)}", *cells]
 
 
-def _cell(results: Sequence[Result]) -> str:
+def _cell(ratios: Mapping[str, float], bounds: Iterable[str]) -> str:
     """``torch SDPA 2.31 · 81% of operations``; empty without results."""
-    names = dict.fromkeys(name for result in results for name in result.ratios)
-    parts = [
-        f"{name} {geometric_mean([r.ratios[name] for r in results if name in r.ratios]):.2f}"
-        for name in names
-    ]
-    shares = [result.of_limit for result in results if result.of_limit is not None]
-    if shares:
-        kinds = dict.fromkeys(r.bound.kind for r in results if r.bound is not None)
-        parts.append(f"{geometric_mean(shares):.0%} of {' or '.join(kinds)}")
+    parts = [f"{name} {ratio:.2f}" for name, ratio in ratios.items() if name != "limit"]
+    if "limit" in ratios:
+        parts.append(f"{ratios['limit']:.0%} of {' or '.join(dict.fromkeys(bounds))}")
     return " · ".join(parts)
