@@ -19,14 +19,17 @@ template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 // requested in bursts they would wait for each other.
 inline void prefetch(const void* row) { __builtin_prefetch(row, 0, 3); }
 
-// What a pass over a block prefetches. An only pass looks a few keys ahead; of several over the same block,
-// each looks a whole block ahead, for its share of the keys.
+// How far ahead of the row that it reads a pass over a block prefetches. A single pass looks about kBytesAhead
+// ahead; of several over the same block, each looks a whole block ahead, for its share of the rows.
 constexpr int64_t kBytesAhead = 5120;
 constexpr uint64_t kAllKeys = ~(uint64_t)0;
 struct Ask {
-    uint64_t keys = 0;                      // a bit for each key that looks ahead
-    int64_t near = 0, length = 0, beyond = 0;  // by keys; of how many; numbers between them and the block that follows
-    bool is_only_pass() const { return keys == kAllKeys; }
+    uint64_t keys;   // a bit for each row, modulo 64: whether it looks ahead
+    int64_t near;    // how many rows ahead
+    int64_t length;  // rows of the block: what is ahead of its last ones lies in the next block
+    int64_t beyond;  // elements between the end of this block and the next one
+    bool is_single_pass() const { return keys == kAllKeys; }
+    // Elements from row j, of which each has `token`, to the row to prefetch; 0: none.
     int64_t distance(int64_t j, int64_t token) const {
         if (!(keys >> (j & 63) & 1)) return 0;
         return near * token + (j + near < length ? 0 : beyond);
@@ -72,7 +75,7 @@ void dots_of_rows(const void* q, int64_t D, const T* k, int64_t k_token, int64_t
         if constexpr (C > 0) {
             PH_UNROLL(16) for (int n = 0; n < N; ++n)
                 PH_UNROLL(8) for (int i = 0; i < C; ++i) visit(n, i * kSize, [&](int m) { return kept[m][i]; });
-        } else if (M < 4 || ask.is_only_pass()) {
+        } else if (M < 4 || ask.is_single_pass()) {
             PH_UNROLL(16) for (int n = 0; n < N; ++n)
                 for (int64_t d = 0; d < D; d += kSize) visit(n, d, [&](int m) { return row(m, d); });
         } else {
@@ -93,7 +96,7 @@ void dots_of_rows(const void* q, int64_t D, const T* k, int64_t k_token, int64_t
 
 template <int M, class T>
 void dots_of_block(const void* q, int64_t D, const T* k, int64_t k_token, int64_t count, float* s,
-                   int64_t s_stride, const Ask& ask = {}) {
+                   int64_t s_stride, const Ask& ask) {
     auto by = [&](auto paired) {
         constexpr int64_t kSize = paired ? 2 * W : W;
         auto with = [&](auto vectors) { dots_of_rows<M, vectors, paired, T>(q, D, k, k_token, count, s, s_stride, ask); };
@@ -145,7 +148,7 @@ void dots_in_lanes(const E* q, int64_t size, const void* k, int64_t k_bytes, int
 // values[m] = factor[m] · values[m] + Σ_j s[m, j] v[j], for N vectors of columns.
 template <int M, int N, class T>
 inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v_token, int64_t count,
-                         float* values, int64_t width, const float* factors, const Ask& ask = {}) {
+                         float* values, int64_t width, const float* factors, const Ask& ask) {
     Vec acc[M][N];
     PH_UNROLL(8) for (int m = 0; m < M; ++m)
         PH_UNROLL(8) for (int n = 0; n < N; ++n) acc[m][n] = load(values + m * width + n * W) * factors[m];

@@ -113,6 +113,10 @@ inline CodedBlock coded_block_of(const Attention& c, const Rows& rows, const Key
     return block;
 }
 
+// For rows of `width` codes, each of which has a byte: in 4 bits two rows read the same bytes. Units follow each
+// other in memory; at the end of a page what follows may be another head's, which only wastes the prefetch.
+inline Ask ask_for_codes(int64_t count, int64_t width) { return {kAllKeys, kBytesAhead / width + 1, count, 0}; }
+
 // Products of M rows with the keys of a block.
 template <int M>
 void coded_dots(const Attention& c, const Coding& g, const CodedBlock& block, const float* q,
@@ -131,7 +135,8 @@ void coded_dots(const Attention& c, const Coding& g, const CodedBlock& block, co
         }
         over_rows(span.unit.k, g.k_bits, g.group, D, span.first, span.count,
                   [&](const auto* codes, int64_t count, int64_t offset) {
-            dots_of_block<M>(scaled, D, codes, D, count, s + span.at + offset, kDecodeKeys);
+            dots_of_block<M>(scaled, D, codes, D, count, s + span.at + offset, kDecodeKeys,
+                             ask_for_codes(count, D));
         });
         for (int m = 0; m < M; ++m) {
             const float start = sum(starts[m]);
@@ -169,12 +174,13 @@ void coded_sums(const Attention& c, const Coding& g, const CodedBlock& block, co
         over_rows(span.unit.v, g.v_bits, g.group, V, span.first, span.count,
                   [&](const auto* codes, int64_t count, int64_t offset) {
             const float* s = weights + span.at + offset;
+            const Ask ask = ask_for_codes(count, V);
             for (int64_t begin = 0; begin < V; begin += g.v_share, s += kDecodeKeys) {
                 int64_t d = begin;
                 for (; d + 2 * W <= begin + g.v_share; d += 2 * W)
-                    weighted_sum<M, 2>(s, stride, codes + d, V, count, values + d, V, ones);
+                    weighted_sum<M, 2>(s, stride, codes + d, V, count, values + d, V, ones, ask);
                 if (d < begin + g.v_share)
-                    weighted_sum<M, 1>(s, stride, codes + d, V, count, values + d, V, ones);
+                    weighted_sum<M, 1>(s, stride, codes + d, V, count, values + d, V, ones, ask);
             }
         });
     }
