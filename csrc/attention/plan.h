@@ -68,7 +68,7 @@ inline int64_t heads_of_a_list(int64_t group, int64_t chosen_heads, int64_t most
 // Whether both products of a call are whole matrix tiles, on which prefill computes them (prefill_tiles.h).
 inline bool is_tiled([[maybe_unused]] const Attention& c) {
 #if PH_TILES
-    return c.dtype == kBFloat16 && c.key_dim % kStripRows == 0 && c.value_dim % kStripRows == 0;
+    return c.key_dim % kStripRows == 0 && c.value_dim % kStripRows == 0;
 #else
     return false;
 #endif
@@ -104,7 +104,7 @@ inline Plan plan_of(const Attention& c, int threads) {
         p.token_blocks = ((c.chosen_skipped + c.queries - 1) / c.chosen_queries + 1) * p.list_blocks;
     }
     p.blocks = c.batch * c.kv_heads * p.head_blocks * p.token_blocks;
-    p.rows = up_to(p.heads * p.tokens, is_tiled(c) ? kStripRows : 1);
+    p.rows = up_to(p.heads * p.tokens, is_tiled(c) && !p.decode ? kStripRows : 1);
     p.splits = 1, p.split_keys = p.keys;
     const bool spare = threads > 1 && p.blocks < 4 * threads;  // threads that would be idle
     if (p.batch_invariant) {

@@ -9,7 +9,7 @@ constexpr int64_t kWaitsForMemory = 96;  // with more rows a block is computed f
 
 template <class T> inline int64_t prefill_bytes(const Attention& c, const Plan& p) {
 #if PH_TILES
-    if (is_tiled(c)) return tiled_bytes(c, p);
+    if (is_tiled(c)) return tiled_bytes<T>(c, p);
 #endif
     return 4 * (p.rows * c.key_dim + kPrefillKeys * (3 * c.key_dim + 2 * c.value_dim + p.width) +
                 2 * kTileRows<typename Element<T>::type> * kPrefillKeys) + 16 * 64;
@@ -50,8 +50,7 @@ void prefill_block(const Attention& c, const Plan& p, const Rows& rows, const Ke
 template <class T>
 void prefill_rows(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
 #if PH_TILES
-    if constexpr (__is_same(T, BFloat16))
-        if (is_tiled(c)) return prefill_tiles(c, p, rows, from, to, state, arena);
+    if (is_tiled(c)) return prefill_tiles<T>(c, p, rows, from, to, state, arena);
 #endif
     using E = typename Element<T>::type;
     constexpr bool pairs = !__is_same(E, float);

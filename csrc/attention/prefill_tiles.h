@@ -1,4 +1,4 @@
-// Prefill of bfloat16 on matrix tiles.
+// Prefill on matrix tiles, of bfloat16 and of what is a sum of bfloat16 (parts.h).
 //
 // While the vectors weigh the scores of one strip of rows, the tiles multiply the weights of the strip before with its
 // values, and the queries of the strip after with its keys: a step of tiles is issued between the rows that are
@@ -8,6 +8,7 @@
 // rows are found together, so that no row adds across lanes.
 #pragma once
 
+#include "../common/parts.h"
 #include "strips.h"
 
 #if PH_TILES
@@ -16,9 +17,10 @@ namespace polyhead::PH_NAMESPACE {
 constexpr int64_t kPanelColumns = 2 * kTile;
 static_assert(kStripRows == 2 * kTile);
 
-inline int64_t tiled_bytes(const Attention& c, const Plan& p) {
-    return 4 * (p.rows * (c.key_dim / 2 + W) + kPrefillKeys * (3 * c.key_dim + 3 * c.value_dim) +
-                3 * kStripRows * kPrefillKeys) + 16 * 64;
+template <class T> inline int64_t tiled_bytes(const Attention& c, const Plan& p) {
+    constexpr int64_t parts = kParts<T>;
+    return 4 * (p.rows * (parts * c.key_dim / 2 + W) + kPrefillKeys * (parts + 5) / 2 * (c.key_dim + c.value_dim) +
+                (2 + parts) * kStripRows * kPrefillKeys + kStripRows * c.value_dim) + 16 * 64;
 }
 
 // 2^x, rounded to bfloat16 afterwards: fitted to 4e-6 relative, exact where x is whole; 0 for −∞, and NaN for NaN.
@@ -32,16 +34,17 @@ inline Vec power_of_two_for_pairs(Vec x) {
     return (Vec)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-// c[32, columns] = or += a · b of packed tiles, a [steps / 16, 32, 16] and b [columns / 32] panels [panel, 32], in parts.
-class TileProduct {
+// c[32, columns] = or += a · b of packed tiles, in steps of 16 pairs: a [parts, steps / 16, 32, 16], and b [parts, steps, 32]
+// for each panel of 32 columns. Parts are `a_part` and `b_part` apart.
+template <int Parts> class TileProduct {
   public:
     TileProduct() = default;
-    TileProduct(bool both, const Pair* a, const Pair* b, int64_t panel, int64_t steps, float* c, int64_t c_stride,
+    TileProduct(bool both, const Pair* a, int64_t a_part, const Pair* b, int64_t b_part, int64_t steps, float* c, int64_t c_stride,
                 int64_t columns, bool add)
-        : a_(a), b_(b), c_(c), panel_(panel * kPanelColumns), c_stride_(c_stride), steps_(steps),
-          left_(columns / kPanelColumns * (steps / kTile)), both_(both), add_(add) {}
+        : a_(a), b_(b), c_(c), a_part_(a_part), b_part_(b_part), c_stride_(c_stride), steps_(steps),
+          left_(columns / kPanelColumns * (steps / kTile) * kPartCount<Parts>), both_(both), add_(add) {}
 
-    // Parts that are left; sums are written when those of the next panel begin, or by `finish`.
+    // Steps that are left; sums are written when those of the next panel begin, or by `finish`.
     int64_t left() const { return left_; }
     void next() { both_ ? next_of<2>() : next_of<1>(); }
     void finish() {
@@ -52,51 +55,61 @@ class TileProduct {
 
   private:
     template <int R> void next_of() {
-        if (!at_) {
+        if (!at_ && !product_) {
             if (computed_) store_sums<R, 2>(computed_, c_stride_);
             begin_sums<R, 2>(c_, c_stride_, add_);
         }
-        multiply_tiles<R, 2>(a_ + at_ * kStripRows, kTile, b_ + at_ * kPanelColumns, kPanelColumns);
+        with_constant<kPartCount<Parts>>(product_ + 1, [&](auto number) { multiply<R>(PartProductAt<Parts, number - 1>{}); });
         --left_;
+        if (++product_ < kPartCount<Parts>) return;
+        product_ = 0;
         if ((at_ += kTile) < steps_) return;
-        computed_ = c_, c_ += kPanelColumns, b_ += panel_, at_ = 0;
+        computed_ = c_, c_ += kPanelColumns, b_ += Parts * b_part_, at_ = 0;
+    }
+    template <int R, class Product> void multiply(Product of) const {
+        multiply_tiles<R, 2, of.new_left, of.new_right>(a_ + of.left * a_part_ + at_ * kStripRows, kTile,
+                                                        b_ + of.right * b_part_ + at_ * kPanelColumns, kPanelColumns);
     }
 
     const Pair *a_ = nullptr, *b_ = nullptr;
     float *c_ = nullptr, *computed_ = nullptr;
-    int64_t panel_ = 0, c_stride_ = 0, steps_ = 0, at_ = 0, left_ = 0;
+    int64_t a_part_ = 0, b_part_ = 0, c_stride_ = 0, steps_ = 0, at_ = 0, left_ = 0;
+    int product_ = 0;
     bool both_ = false, add_ = false;  // both tiles of rows
 };
 
-// Two products whose parts are spread evenly over `ticks` calls of `tick`.
-class TileWork {
+// Two products whose steps are spread evenly over `ticks` calls of `tick`.
+template <int Parts> class TileWork {
   public:
-    TileWork(TileProduct first, TileProduct second, int64_t ticks)
-        : first_(first), second_(second), parts_(first.left() + second.left()), ticks_(ticks) {}
+    using Product = TileProduct<Parts>;
+    TileWork(Product first, Product second, int64_t ticks)
+        : first_(first), second_(second), steps_(first.left() + second.left()), ticks_(ticks) {}
     void tick() {
-        for (due_ += parts_; due_ >= ticks_; due_ -= ticks_) part();
+        for (due_ += steps_; due_ >= ticks_; due_ -= ticks_) step();
     }
     void finish() {
-        while (first_.left() || second_.left()) part();
+        while (first_.left() || second_.left()) step();
         first_.finish();
         second_.finish();
     }
 
   private:
-    void part() {
+    void step() {
         if (first_.left()) return first_.next();
         first_.finish();
         second_.next();
     }
-    TileProduct first_, second_;
-    int64_t parts_, ticks_, due_ = 0;
+    Product first_, second_;
+    int64_t steps_, ticks_, due_ = 0;
 };
+
+constexpr int64_t kWeightsPart = kStripRows * kPrefillKeys / 2;
 
 // A strip between its two products.
 struct Weighed {
     Strip strip;
     float* s;                // [32, kPrefillKeys], scores
-    Pair* weights;           // [padded / 32, 32, 16]
+    Pair* weights;           // [parts, padded / 32, 32, 16], parts kWeightsPart apart
     Vec factors[2];          // of what the rows have summed so far
     int64_t padded() const { return strip.to - strip.from; }
     bool both() const { return strip.count > kTile; }
@@ -104,9 +117,15 @@ struct Weighed {
 };
 
 // Turns the raw products of a strip into weights exp(score − peak) as pairs, and adds them to totals[32, W].
-inline void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visible visible, float* peaks, float* totals, TileWork work) {
+template <int Parts>
+void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visible visible, float* peaks, float* totals, TileWork<Parts> work) {
     const int64_t padded = w.padded();
     const float scale = post_scale(c), power = scale * kLog2OfE;
+    auto put = [](Vec a, Vec b, Pair* to) {
+        Vec pairs[Parts];
+        pairs_in_parts<Parts>(a, b, pairs);
+        PH_UNROLL(3) for (int i = 0; i < Parts; ++i) store_any(to + i * kWeightsPart, pairs[i]);
+    };
     const bool plain = c.softcap <= 0 && scale == c.scale && visible != Visible::some && padded == w.strip.keys.length;
     for (int64_t first = 0; first < (w.both() ? kStripRows : kTile); first += kTile) {
         float* s = w.s + first * kPrefillKeys;
@@ -124,20 +143,24 @@ inline void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visibl
         const Vec before = load(peaks + first), peak = larger(fold<W / 2, Larger>(most), before);
         store_any(peaks + first, peak);
         // 0 for rows that see no key yet: 2^−∞ is 0, and a NaN among the scores stays one.
-        const Vec at = choose((VecInt)(peak == splat(kMinusInfinity)), Vec{}, peak), origin = at * power;
+        const Vec at = choose((VecInt)(peak == splat(kMinusInfinity)), Vec{}, peak), origin = Parts == 3 ? at : at * power;
         w.factors[first / kTile] = choose((VecInt)(before == at), splat(1.0f), power_of_two((before - at) * power));
         alignas(64) float origins[kTile], factors[kTile];
         store_any(origins, -origin);
         store_any(factors, w.factors[first / kTile]);
         for (int64_t m = 0; m < kTile; ++m, s += kPrefillKeys) {
             const Vec from = splat(origins[m]);
+            // The precision that is left of a weight in so many parts.
+            auto weight = [&](Vec score) {
+                if constexpr (Parts == 3) return power_of_two((score + from) * power);
+                else return power_of_two_for_pairs(multiply_add(from, score, splat(power)));
+            };
             Pair* to = w.weights + (first + m) * kTile;
             Vec low{}, high{};
             for (int64_t j = 0; j < padded; j += 2 * W) {
-                const Vec a = power_of_two_for_pairs(multiply_add(from, load(s + j), splat(power)));
-                const Vec b = power_of_two_for_pairs(multiply_add(from, load(s + j + W), splat(power)));
+                const Vec a = weight(load(s + j)), b = weight(load(s + j + W));
                 low += a, high += b;
-                store_any(to + j / 2 * kStripRows, pairs_of(a, b));
+                put(a, b, to + j / 2 * kStripRows);
                 if (c.dropout.least) store_any(s + j, a), store_any(s + j + W, b);
             }
             float* total = totals + (first + m) * W;
@@ -146,7 +169,7 @@ inline void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visibl
                 Dropped dropped(c, rows, w.strip.row + first + m, w.strip.keys);
                 for (int64_t j = 0; j < padded; j += 2 * W) {
                     const Vec a = dropped.next(load(s + j)), b = dropped.next(load(s + j + W));
-                    store_any(to + j / 2 * kStripRows, pairs_of(a, b));
+                    put(a, b, to + j / 2 * kStripRows);
                 }
             }
             work.tick();
@@ -156,25 +179,32 @@ inline void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visibl
 }
 
 // The rows of a block of work with one block of keys after the other. There is memory for whole strips of rows.
-class TiledRows {
+template <class T> class TiledRows {
+    static constexpr int parts = kParts<T>;
+    // Whether the sums of a block begin with 0: products of parts are many, and each would be rounded like sums of all.
+    static constexpr bool apart = parts == 3;
+    using Product = TileProduct<parts>;
+    using Work = TileWork<parts>;
+
   public:
     TiledRows(const Attention& c, const Plan& p, const Rows& rows, State& state, Arena& arena)
-        : c_(c), p_(p), rows_(rows), state_(state), steps_(c.key_dim / 2), q_(arena.take<Pair>(p.rows * steps_)),
-          k_(arena.take<Pair>(kPrefillKeys * steps_)), v_(arena.take<Pair>(kPrefillKeys / 2 * p.width)),
-          totals_(arena.take<float>(p.rows * W)) {
+        : c_(c), p_(p), rows_(rows), state_(state), steps_(c.key_dim / 2), q_(arena.take<Pair>(parts * p.rows * steps_)),
+          k_(arena.take<Pair>(parts * kPrefillKeys * steps_)), v_(arena.take<Pair>(parts * kPrefillKeys / 2 * p.width)),
+          totals_(arena.take<float>(p.rows * W)), sums_(arena.take<float>(kStripRows * p.width)) {
         for (Weighed& w : weighed_)
-            w.s = arena.take<float>(kStripRows * kPrefillKeys), w.weights = arena.take<Pair>(kStripRows * kPrefillKeys / 2);
+            w.s = arena.take<float>(kStripRows * kPrefillKeys), w.weights = arena.take<Pair>(parts * kWeightsPart);
         __builtin_memset(totals_, 0, p.rows * W * sizeof(float));
         for (int64_t i = rows.count; i < p.rows; ++i) state.peak[i] = 0;  // of rows that are not there
         for (int64_t i = 0; i < p.rows; ++i)
             for (int64_t k = 0; k < steps_; k += kTile) {
-                Pair* to = q_ + i / kStripRows * kStripRows * steps_ + k * kStripRows + i % kStripRows * kTile;
-                if (i < rows.count) __builtin_memcpy(to, query<BFloat16>(c, rows, i) + 2 * k, kTile * sizeof(Pair));
-                else __builtin_memset((void*)to, 0, kTile * sizeof(Pair));
+                Vec pairs[parts] = {};
+                if (i < rows.count) pairs_in_parts(query<T>(c, rows, i) + 2 * k, pairs);
+                Pair* to = q_of(i / kStripRows * kStripRows) + k * kStripRows + i % kStripRows * kTile;
+                PH_UNROLL(3) for (int part = 0; part < parts; ++part) store_any(to + part * kStripRows * steps_, pairs[part]);
             }
     }
 
-    void block(const Keys& keys, Visible visible, const Content<BFloat16>& from) {
+    void block(const Keys& keys, Visible visible, const Content<T>& from) {
         pack(keys.length, from);
         set_tile_rows(kStripRows);
         int64_t row = 0, number = 0;
@@ -187,15 +217,18 @@ class TiledRows {
             return false;
         };
         if (!begin(weighed_[0])) return;
-        TileWork(scores(weighed_[0]), {}, 1).finish();
+        Work(scores(weighed_[0]), {}, 1).finish();
         for (bool more = true; more; ++number) {
             Weighed &now = weighed_[number % 2], &other = weighed_[(number + 1) % 2];
-            const TileProduct before = number ? values(other) : TileProduct();
+            const Weighed before = other;
             more = begin(other);
-            weigh_strip(c_, rows_, now, visible, state_.peak + now.strip.row, totals_ + now.strip.row * W,
-                        TileWork(before, more ? scores(other) : TileProduct(), now.ticks()));
+            weigh_strip<parts>(c_, rows_, now, visible, state_.peak + now.strip.row, totals_ + now.strip.row * W,
+                               Work(number ? values(before) : Product(), more ? scores(other) : Product(), now.ticks()));
+            if (number) add(before);
         }
-        TileWork(values(weighed_[(number + 1) % 2]), {}, 1).finish();
+        const Weighed& last = weighed_[(number + 1) % 2];
+        Work(values(last), {}, 1).finish();
+        add(last);
     }
 
     // Adds the sums of weights across lanes.
@@ -204,59 +237,90 @@ class TiledRows {
     }
 
   private:
+    Pair* q_of(int64_t row) const { return q_ + parts * row * steps_; }
+
     // Keys and values behind the last key are 0, up to whole panels.
-    void pack(int64_t length, const Content<BFloat16>& from) {
-        const int64_t padded = up_to(length, kPanelColumns), packed = (length + 1) / 2;
-        for (int64_t j = 0; j < padded; j += kPanelColumns)
-            transpose(from.k + j * from.k_token, from.k_token, length - j < kPanelColumns ? length - j : kPanelColumns,
-                      c_.key_dim, k_ + j * steps_, kPanelColumns);
-        for (int64_t d = 0; d < p_.width; d += kPanelColumns) {
-            Pair* to = v_ + d * (kPrefillKeys / 2);
-            pack_values(from.v + d, from.v_token, length, kPanelColumns, kPanelColumns, to);
-            __builtin_memset((void*)(to + packed * kPanelColumns), 0, (padded / 2 - packed) * kPanelColumns * sizeof(Pair));
-        }
+    void pack(int64_t length, const Content<T>& from) {
+        const int64_t padded = up_to(length, kPanelColumns);
+        for (int64_t j = 0; j < padded; j += W)
+            for (int64_t k = 0; k < steps_; k += W) {
+                Vec block[parts][W];
+                for (int64_t n = 0; n < W; ++n) {
+                    Vec pairs[parts] = {};
+                    if (j + n < length) pairs_in_parts(from.k + (j + n) * from.k_token + 2 * k, pairs);
+                    PH_UNROLL(3) for (int part = 0; part < parts; ++part) block[part][n] = pairs[part];
+                }
+                Pair* to = k_ + (parts * (j / kPanelColumns) * steps_ + k) * kPanelColumns + j % kPanelColumns;
+                PH_UNROLL(3) for (int part = 0; part < parts; ++part, to += steps_ * kPanelColumns) {
+                    transpose_in_registers(block[part]);
+                    PH_UNROLL(16) for (int64_t n = 0; n < W; ++n) store_any(to + n * kPanelColumns, block[part][n]);
+                }
+            }
+        for (int64_t j = 0; j < padded; j += 2)
+            for (int64_t d = 0; d < p_.width; d += W) {
+                const T* row = from.v + j * from.v_token + d;
+                Vec pairs[parts];
+                pairs_of_rows<T>(j < length ? load(row) : Vec{}, j + 1 < length ? load(row + from.v_token) : Vec{}, pairs);
+                Pair* to = v_ + parts * (d / kPanelColumns) * kValuesPart + j / 2 * kPanelColumns + d % kPanelColumns;
+                PH_UNROLL(3) for (int part = 0; part < parts; ++part) store_any(to + part * kValuesPart, pairs[part]);
+            }
     }
 
-    TileProduct scores(const Weighed& w) const {
-        return {w.both(), q_ + w.strip.row * steps_, k_ + w.strip.from * steps_, steps_, steps_, w.s, kPrefillKeys, w.padded(), false};
+    Product scores(const Weighed& w) const {
+        return {w.both(), q_of(w.strip.row), kStripRows * steps_, k_ + parts * w.strip.from * steps_, steps_ * kPanelColumns,
+                steps_, w.s, kPrefillKeys, w.padded(), false};
     }
 
-    TileProduct values(const Weighed& w) const {
+    Product values(const Weighed& w) const {
         float* to = state_.values + w.strip.row * p_.width;
-        for (int half = 0; half <= w.both(); ++half)
+        for (int half = 0; !apart && half <= w.both(); ++half)
             for (uint32_t changed = lanes_that_differ(w.factors[half], splat(1.0f)); changed; changed &= changed - 1) {
                 const int64_t m = __builtin_ctz(changed);
                 float* x = to + (half * kTile + m) * p_.width;
                 for (int64_t d = 0; d < p_.width; d += W) store_any(x + d, load(x + d) * w.factors[half][m]);
             }
-        return {w.both(), w.weights, v_ + w.strip.from / 2 * kPanelColumns, kPrefillKeys / 2, w.padded() / 2, to, p_.width, p_.width, true};
+        return {w.both(), w.weights, kWeightsPart, v_ + w.strip.from / 2 * kPanelColumns, kValuesPart,
+                w.padded() / 2, apart ? sums_ : to, p_.width, p_.width, !apart};
     }
 
+    // The sums of a block to those of the blocks before.
+    void add(const Weighed& w) const {
+        for (int64_t m = 0; apart && m < w.strip.count; ++m) {
+            const Vec factor = splat(w.factors[m / kTile][m % kTile]);
+            float* to = state_.values + (w.strip.row + m) * p_.width;
+            for (int64_t d = 0; d < p_.width; d += W)
+                store_any(to + d, multiply_add(load(sums_ + m * p_.width + d), load(to + d), factor));
+        }
+    }
+
+    static constexpr int64_t kValuesPart = kPrefillKeys / 2 * kPanelColumns;
     const Attention& c_;
     const Plan& p_;
     const Rows& rows_;
     State& state_;
     int64_t steps_;
-    Pair *q_;        // [strips, steps / 16, 32, 16]
-    Pair *k_, *v_;   // [4, steps, 32] and [width / 32, 64, 32]
+    Pair *q_;        // [strips, parts, steps / 16, 32, 16]
+    Pair *k_, *v_;   // [4, parts, steps, 32] and [width / 32, parts, 64, 32]
     float* totals_;  // [rows, W]
+    float* sums_;    // [32, width], of weights and values of a strip and a block
     Weighed weighed_[2];
 };
 
-inline void prefill_tiles(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
+template <class T>
+void prefill_tiles(const Attention& c, const Plan& p, const Rows& rows, int64_t from, int64_t to, State& state, Arena arena) {
     const TilesInUse in_use;
-    TiledRows tiled(c, p, rows, state, arena);
+    TiledRows<T> tiled(c, p, rows, state, arena);
     float* good_k = arena.take<float>(kPrefillKeys * c.key_dim);
     float* good_v = arena.take<float>(kPrefillKeys * c.value_dim);
-    BFloat16* scratch = arena.take<BFloat16>(kPrefillKeys * (c.key_dim + c.value_dim));
-    const bool masked = c.low || c.keep;
-    auto block = [&](const Keys& keys, Visible visible, Content<BFloat16> from) {
-        if (masked && !all_finite<BFloat16>(c, keys, from))
-            from = without_nonfinite<BFloat16>(c, rows, keys, from, good_k, good_v, state);
+    T* scratch = arena.take<T>(kPrefillKeys * (c.key_dim + c.value_dim));
+    const bool checked = c.low || c.keep || kParts<T> > 1;  // the parts of what is infinite are not finite numbers
+    auto block = [&](const Keys& keys, Visible visible, Content<T> from) {
+        if (checked && !all_finite<T>(c, keys, from))
+            from = without_nonfinite<T>(c, rows, keys, from, good_k, good_v, state);
         tiled.block(keys, visible, from);
     };
-    if (c.chosen) over_chosen<BFloat16>(c, rows, from, to, kPrefillKeys, scratch, block);
-    else over_keys<BFloat16>(c, p, rows, from, to, kPrefillKeys, scratch, block);
+    if (c.chosen) over_chosen<T>(c, rows, from, to, kPrefillKeys, scratch, block);
+    else over_keys<T>(c, p, rows, from, to, kPrefillKeys, scratch, block);
     tiled.finish();
 }
 

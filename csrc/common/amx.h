@@ -101,15 +101,23 @@ struct TilesInUse {
     }
 };
 
-template <int R, int N>
+// C += A · B, whose tiles are loaded where the registers do not hold them yet: each before the product that needs it
+// first, so that loads and products overlap.
+template <int R, int N, bool LoadA = true, bool LoadB = true>
 inline void multiply_tiles(const Pair* a, int64_t a_stride, const Pair* b, int64_t b_stride) {
-    tile_load<4>(a, a_stride * 4);
-    tile_load<6>(b, b_stride * 4);
-    if constexpr (R == 2) tile_load<5>(a + kTile * a_stride, a_stride * 4);
-    if constexpr (N == 2) tile_load<7>(b + kTile, b_stride * 4);
+    if constexpr (LoadA) tile_load<4>(a, a_stride * 4);
+    if constexpr (LoadB) tile_load<6>(b, b_stride * 4);
     tile_multiply_add<0, 4, 6>();
-    if constexpr (N == 2) tile_multiply_add<1, 4, 7>();
-    if constexpr (R == 2) tile_multiply_add<2, 5, 6>();
+    if constexpr (LoadA) {
+        if constexpr (LoadB && N == 2) tile_load<7>(b + kTile, b_stride * 4);
+        if constexpr (N == 2) tile_multiply_add<1, 4, 7>();
+        if constexpr (R == 2) tile_load<5>(a + kTile * a_stride, a_stride * 4);
+        if constexpr (R == 2) tile_multiply_add<2, 5, 6>();
+    } else {
+        if constexpr (R == 2) tile_multiply_add<2, 5, 6>();
+        if constexpr (LoadB && N == 2) tile_load<7>(b + kTile, b_stride * 4);
+        if constexpr (N == 2) tile_multiply_add<1, 4, 7>();
+    }
     if constexpr (R == 2 && N == 2) tile_multiply_add<3, 5, 7>();
 }
 
@@ -155,14 +163,6 @@ inline void product_of_tiles(Next& next, int64_t rows, const Pair* a, int64_t a_
         }
         multiply_tiles<R, N>(left, kTile, right, 2 * kTile);
     }
-    store_sums<R, N>(c, c_stride);
-}
-
-// The same where sixteen pairs of all rows follow those before, and b is [steps, 2 kTile].
-template <int R, int N>
-inline void product_of_packed_tiles(int64_t rows, const Pair* a, const Pair* b, int64_t steps, float* c, int64_t c_stride, bool add) {
-    begin_sums<R, N>(c, c_stride, add);
-    for (int64_t k = 0; k < steps; k += kTile) multiply_tiles<R, N>(a + k * rows, kTile, b + k * 2 * kTile, 2 * kTile);
     store_sums<R, N>(c, c_stride);
 }
 

@@ -91,7 +91,8 @@ inline PyObject* matmul(PyObject*, PyObject* const* args, Py_ssize_t count) {
         return wrong("y must be [rows of a, columns of b] in their dtype, without gaps");
     p.y = (void*)y.at;
     p.scratch = scratch_of(p);
-    if (p.scratch.panel_numbers > kMostPanel * kMostOuterPart) p.scratch.panel_numbers = kMostPanel * kMostOuterPart;
+    const int64_t panel = panel_numbers(kMostOuterPart);
+    if (p.scratch.panel_numbers > panel) p.scratch.panel_numbers = panel;
     const int64_t numbers = p.scratch.numbers(a.threads);
     const Scratch scratch(numbers * sizeof(float));
     p.scratch.at = scratch.arena().take<float>(numbers);

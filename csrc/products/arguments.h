@@ -36,9 +36,14 @@ struct Gemv {
 // Scratch memory of GEMM, for the widest vectors: packed rows that all threads read, of x and of hidden
 // features; of each thread sums, rows of weights as they are multiplied, and what gates are made of.
 constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWidth = 16;
+// With matrix tiles: parts that a number is a sum of, pairs of all parts along K of a panel, and its columns.
+constexpr int64_t kMostParts = 3, kMostTilePairs = 480, kMostColumns = 192;
 constexpr int64_t kSumsNumbers = 2 * kMostTileRows * kMostPanel * kMostWidth;
 inline int64_t panel_row(int64_t features) { return (features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
-inline int64_t panel_numbers(int64_t features) { return kMostPanel * panel_row(features); }
+inline int64_t panel_numbers(int64_t features) {
+    const int64_t rows = kMostPanel * panel_row(features), tiles = kMostTilePairs * kMostColumns;
+    return rows > tiles ? rows : tiles;
+}
 constexpr int64_t kBlockNumbers = 1 << 23, kLeastBlockRows = 96;  // of packed rows, where features are many: 32 MB
 constexpr int64_t kMostOuterPart = 1024;    // elements along K of a panel of outer products
 inline int64_t most_block_rows(int64_t features) {
@@ -46,6 +51,8 @@ inline int64_t most_block_rows(int64_t features) {
     return fit >= kBlockRows ? kBlockRows : fit > kLeastBlockRows ? fit : kLeastBlockRows;
 }
 inline int64_t rows_of_block(int64_t rows, int64_t features) { return rows < most_block_rows(features) ? rows : most_block_rows(features); }
+// Of packed rows, each element half a number of every part.
+inline int64_t rows_numbers(int64_t rows, int64_t features) { return rows * panel_row(features) * kMostParts / 2; }
 struct GemmScratch {
     int64_t x_numbers, hidden_numbers, panel_numbers, sums_numbers, gates_numbers;
     float* at;
@@ -85,8 +92,8 @@ struct Gemm {
 
 // Without its memory, as the next one.
 inline GemmScratch scratch_of(const Gemm& p) {
-    const int64_t rows = rows_of_block(p.rows, p.in_features), sums = rows * kMostPanel;
-    return {rows * panel_row(p.in_features), 0, panel_numbers(p.in_features), sums < kSumsNumbers ? kSumsNumbers : sums, 0, nullptr};
+    const int64_t rows = rows_of_block(p.rows, p.in_features), sums = rows * kMostColumns;
+    return {rows_numbers(rows, p.in_features), 0, panel_numbers(p.in_features), sums < kSumsNumbers ? kSumsNumbers : sums, 0, nullptr};
 }
 
 // y = the numbers of rows of blocks.
@@ -128,7 +135,7 @@ struct GemmNetwork {
 inline GemmScratch scratch_of(const GemmNetwork& f) {
     GemmScratch found = scratch_of(f.in);
     const int64_t F = f.network.up.out_features, rows = rows_of_block(f.in.rows, f.in.in_features), last = panel_numbers(F);
-    found.hidden_numbers = rows * panel_row(F), found.gates_numbers = rows * kMostPanel;
+    found.hidden_numbers = rows_numbers(rows, F), found.gates_numbers = rows * kMostColumns;
     if (found.panel_numbers < last) found.panel_numbers = last;
     return found;
 }

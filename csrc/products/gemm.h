@@ -8,38 +8,40 @@
 // With pairs of bfloat16 (E is Pair) the processor's own instruction multiplies, twice as fast, in GEMV and GEMM in one
 // order. Only blocks in a GEMM of pairs are rounded to bfloat16, and give other bits than in GEMV.
 //
-// Where the order of sums is free, outer products are faster (E is Outer, outer_products.h).
+// Where the order of sums is free, outer products are faster (E is Outer, outer_products.h), and matrix tiles (E is Tiled,
+// tile_panels.h).
 #pragma once
 
 #include "../common/team.h"
 #include "../quantized/int8_gemm.h"
 #include "outer_products.h"
 #include "rows.h"
-#include "tiles.h"
+#include "tile_panels.h"
 
 namespace polyhead::PH_NAMESPACE {
 
-constexpr int64_t kPanel = 96;         // columns that are multiplied with one tile of rows after another
+template <class E> constexpr int64_t kPanel = 96;  // columns that are multiplied with one tile of rows after another
 template <class E> constexpr int64_t kColumnUnit = 12;  // threads share columns in whole tiles
 template <class E> constexpr int64_t kRowsOfTile = kDotRows;
 constexpr int64_t kDotRun = PH_WIDTH == 16 ? 128 : 96;  // vectors along K that the nearest caches hold of a tile
-static_assert(kPanel <= kMostPanel);
+static_assert(kPanel<float> <= kMostPanel && kPanel<float> % kOuterColumns == 0);
 
-template <class E> constexpr int64_t kColumnUnit<Outer<E>> = kOuterColumns<E>;
+template <class E> constexpr int64_t kColumnUnit<Outer<E>> = kOuterColumns;
 template <class E> constexpr int64_t kRowsOfTile<Outer<E>> = kOuterRows;
 #if PH_TILES
-template <> constexpr int64_t kRowsOfTile<Outer<Pair>> = 2 * kTile;
+template <class T> constexpr int64_t kPanel<Tiled<T>> = kTilePanel;
+template <class T> constexpr int64_t kColumnUnit<Tiled<T>> = kGroup;
+template <class T> constexpr int64_t kRowsOfTile<Tiled<T>> = 2 * kTile;
 #endif
-static_assert(kPanel % kOuterColumns<float> == 0 && kPanel % kOuterColumns<Pair> == 0);
 
-// dots[R, kPanel] of R packed rows with `count` rows of W, of K elements each.
+// dots[R, kPanel<E>] of R packed rows with `count` rows of W, of K elements each.
 template <int R, class E> void dot_panel(const E* x, WeightRows<E> w, int64_t count, int64_t K, Vec* scratch, float* dots) {
     const int64_t vectors = K / W;
     int64_t from = 0;
     do {
         const int64_t to = vectors - from > kDotRun * 5 / 4 ? from + kDotRun : vectors;
         const Part part{to - from, K % W, !from, to == vectors};
-        dot_tiles<R>(PackedRows<R, E>{x}.from(from), w.from(0, from * W), count, part, scratch, dots, kPanel);
+        dot_tiles<R>(PackedRows<R, E>{x}.from(from), w.from(0, from * W), count, part, scratch, dots, kPanel<E>);
         from = to;
     } while (from < vectors);
 }
@@ -136,7 +138,7 @@ void pack_block(const Gemm& p, int64_t block, TilesOfRows tiles, int64_t thread,
     const int64_t width = whole_vectors(elements_of<E>(p.in_features));
     for (int64_t i = tiles.count * thread / threads; i < tiles.count * (thread + 1) / threads; ++i) {
         const int64_t row = tiles.start(i);
-        if constexpr (kIsOuter<E>)
+        if constexpr (kInAnyOrder<E>)
             if (p.x_transposed) {
                 pack_transposed((const T*)p.x + block + row, p.x_stride, tiles.start(i + 1) - row, p.in_features, to + row * width);
                 continue;
@@ -146,27 +148,27 @@ void pack_block(const Gemm& p, int64_t block, TilesOfRows tiles, int64_t thread,
 }
 
 // y[r, n] = dots + bias for R rows and `count` columns, added to what is there, if so.
-template <class T, class Y>
+template <class E, class T, class Y>
 void write_dots(const float* dots, int64_t rows, const T* bias, int64_t count, bool add, Y* y, int64_t stride) {
-    float added[kPanel] = {};
+    float added[kPanel<E>] = {};
     for (int64_t n = 0; bias && n < count; ++n) added[n] = to_float(bias[n]);
-    for (int64_t r = 0; r < rows; ++r, dots += kPanel, y += stride)
+    for (int64_t r = 0; r < rows; ++r, dots += kPanel<E>, y += stride)
         for (int64_t n = 0; n < count; n += W) {
             const Vec sum = load(dots + n) + load(added + n);
             store_some(add ? load_some(y + n, count - n) + sum : sum, y + n, count - n);
         }
 }
 
-// Calls done(first row, rows, n, columns, dots [rows, kPanel]) for the tiles of a thread and every panel [n, n + columns) of the rows
+// Calls done(first row, rows, n, columns, dots [rows, kPanel<E>]) for the tiles of a thread and every panel [n, n + columns) of the rows
 // [first, last) of a weight; x is packed.
 template <class T, class E, class Done>
 void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
                  const GemmScratch& scratch, int thread, const Done& done) {
     const int64_t elements = elements_of<E>(K), width = whole_vectors(elements);
     for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
-        count = last - n < kPanel ? last - n : kPanel;
+        count = last - n < kPanel<E> ? last - n : kPanel<E>;
         const WeightRows<E> w = weight_rows<T>(f, n, count, K, (E*)scratch.panel(thread));
-        float dots[kRowsOfTile<E> * kPanel];
+        float dots[kRowsOfTile<E> * kPanel<E>];
         for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
             const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
             dots_of_tile(rows, x + row * width, w, count, elements, (Vec*)scratch.sums(thread), dots);
@@ -182,21 +184,46 @@ void over_panels(const Outer<E>* x, int64_t K, const LinearWeight& f, int64_t fi
     const int64_t elements = whole_vectors(elements_of<E>(K));
     Outer<E>* panel = (Outer<E>*)scratch.panel(thread);
     for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
-        count = last - n < kPanel ? last - n : kPanel;
+        count = last - n < kPanel<E> ? last - n : kPanel<E>;
         int64_t k = 0, part;
         do {
             part = elements - k > kOuterSteps * 5 / 4 ? kOuterSteps : elements - k;
             transpose_panel<T>(f, n, count, K, k, part, panel);
-            float dots[kRowsOfTile<Outer<E>> * kPanel];
+            float dots[kRowsOfTile<Outer<E>> * kPanel<E>];
             for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
                 const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
-                float* sums = part == elements ? dots : scratch.sums(thread) + row * kPanel;
-                multiply_panel(rows, x + row * elements + k * rows, panel, count, part, sums, kPanel, k > 0);
+                float* sums = part == elements ? dots : scratch.sums(thread) + row * kPanel<E>;
+                multiply_panel(rows, x + row * elements + k * rows, panel, count, part, sums, kPanel<E>, k > 0);
                 if (k + part == elements) done(row, rows, n, count, sums);
             }
         } while ((k += part) < elements);
     }
 }
+
+#if PH_TILES
+// The same on matrix tiles.
+template <class T, class E, class Done>
+void over_panels(const Tiled<E>* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
+                 const GemmScratch& scratch, int thread, const Done& done) {
+    const int64_t pairs = pairs_of_row(K);
+    Tiled<E>* panel = (Tiled<E>*)scratch.panel(thread);
+    for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
+        count = last - n < kTilePanel ? last - n : kTilePanel;
+        int64_t k = 0, part;
+        do {
+            part = pairs - k > kTilePart<E> * 5 / 4 ? kTilePart<E> : pairs - k;
+            tile_panel<T>(f, n, count, K, k, part, panel);
+            alignas(64) float dots[2 * kTile * kTilePanel];
+            for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
+                const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
+                float* sums = part == pairs ? dots : scratch.sums(thread) + row * kTilePanel;
+                multiply_panel(rows, x + kParts<E> * row * pairs + k * rows, rows * pairs, panel, count, part, sums, k > 0);
+                if (k + part == pairs) done(row, rows, n, count, sums);
+            }
+        } while ((k += part) < pairs);
+    }
+}
+#endif
 
 template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads) {
     int64_t columns = 0;
@@ -213,7 +240,7 @@ template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads)
             const int64_t last = share.last_column - column < f.out_features ? share.last_column - column : f.out_features;
             over_panels<T>((const E*)p.scratch.x(), p.in_features, f, first, last, tiles, share, p.scratch, thread,
                            [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
-                write_dots(dots, rows, f.bias ? (const T*)f.bias + n : nullptr, count, p.add,
+                write_dots<E>(dots, rows, f.bias ? (const T*)f.bias + n : nullptr, count, p.add,
                            (T*)p.y + (block + row) * p.y_stride + column + n, p.y_stride);
             });
         }
@@ -221,22 +248,33 @@ template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads)
 }
 
 // Calls of(number of the dtype, element of packed rows). As many rows as a step has get the bits of GEMV in any case.
-template <class Of> void with_elements(const Gemm& p, const Of& of) {
+template <class Of> void with_elements(const Gemm& p, [[maybe_unused]] bool blocks, const Of& of) {
 #if PH_TILES
-    if (p.dtype == kBFloat16 && p.any_order && p.rows >= kTile) return of(BFloat16{}, Outer<Pair>{});
-#endif
+    if (p.any_order && p.rows >= (p.dtype == kBFloat16 ? kTile : kMaxStepRows + 1)) {
+        // The numbers of blocks have more bits than float16.
+        if (p.dtype == kFloat16 && blocks) return of(Half{}, Tiled<float>{});
+        return with_dtype(p.dtype, [&](auto number) { of(number, Tiled<decltype(number)>{}); });
+    }
+#else
     const bool outer = p.any_order && p.rows > kMaxStepRows;
 #if PH_PAIRS
-    if (p.dtype == kBFloat16 && p.pairs) return outer ? of(BFloat16{}, Outer<Pair>{}) : of(BFloat16{}, Pair{});
+    if (p.dtype == kBFloat16 && p.pairs && outer) return of(BFloat16{}, Outer<Pair>{});
 #endif
-    with_dtype(p.dtype, [&](auto number) { outer ? of(number, Outer<float>{}) : of(number, float{}); });
+    if (outer) return with_dtype(p.dtype, [&](auto number) { of(number, Outer<float>{}); });
+#endif
+#if PH_PAIRS
+    if (p.dtype == kBFloat16 && p.pairs) return of(BFloat16{}, Pair{});
+#endif
+    with_dtype(p.dtype, [&](auto number) { of(number, float{}); });
 }
 
 inline void gemm(const Gemm& p, int threads) {
     in_team(threads, [&](int thread, int team) {
         [[maybe_unused]] const TilesInUse tiles;
         if (p.weights[0].int8_activations) return with_dtype(p.dtype, [&](auto number) { int8_gemm_of<decltype(number)>(p, thread, team); });
-        with_elements(p, [&](auto number, auto element) {
+        bool blocks = false;
+        for (int i = 0; i < p.count; ++i) blocks |= p.weights[i].type != 0;
+        with_elements(p, blocks, [&](auto number, auto element) {
             gemm_of<decltype(number), decltype(element)>(p, thread, team);
         });
     });

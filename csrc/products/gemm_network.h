@@ -7,14 +7,14 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-// Hidden features of rows kPanel apart from dots that lie likewise, in the place of `values`.
-template <class T>
+// Hidden features of rows kPanel<E> apart from dots that lie likewise, in the place of `values`.
+template <class T, class E>
 void activate_panel(const Network& by, Bend bend, const float* gates, float* values, int64_t rows, int64_t n, int64_t count) {
-    float gate_bias[kPanel] = {}, up_bias[kPanel] = {};
+    float gate_bias[kPanel<E>] = {}, up_bias[kPanel<E>] = {};
     for (int64_t i = 0; by.gate.bias && i < count; ++i) gate_bias[i] = to_float(((const T*)by.gate.bias)[n + i]);
     for (int64_t i = 0; by.up.bias && i < count; ++i) up_bias[i] = to_float(((const T*)by.up.bias)[n + i]);
-    for (int64_t r = 0; r < rows; ++r, gates += kPanel, values += kPanel)
-        for (int64_t i = 0; i < kPanel; i += W) {
+    for (int64_t r = 0; r < rows; ++r, gates += kPanel<E>, values += kPanel<E>)
+        for (int64_t i = 0; i < kPanel<E>; i += W) {
             const Vec value = load(values + i) + load(up_bias + i);
             store(by.gate.weight ? activated(by, bend, load(gates + i) + load(gate_bias + i)) * multiplied_by_gate(by, value)
                                  : activated(by, bend, value), values + i);
@@ -23,21 +23,27 @@ void activate_panel(const Network& by, Bend bend, const float* gates, float* val
 
 // Columns from n on of packed rows, of which `elements` are whole vectors.
 inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, float* to) {
-    for (int64_t i = 0; i < kPanel && n + i < elements; i += W)
-        for (int64_t r = 0; r < rows; ++r) store(load(hidden + r * kPanel + i), to + (n + i) * rows + r * W);
+    for (int64_t i = 0; i < kPanel<float> && n + i < elements; i += W)
+        for (int64_t r = 0; r < rows; ++r) store(load(hidden + r * kPanel<float> + i), to + (n + i) * rows + r * W);
 }
 #if PH_PAIRS
 inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, Pair* to) {
-    for (int64_t i = 0; i < kPanel && (n + i) / 2 < elements; i += 2 * W)
-        for (int64_t r = 0; r < rows; ++r) pack_weights(hidden + r * kPanel + i, 2 * W, to + (n + i) / 2 * rows + r * W);
+    for (int64_t i = 0; i < kPanel<Pair> && (n + i) / 2 < elements; i += 2 * W)
+        for (int64_t r = 0; r < rows; ++r) pack_weights(hidden + r * kPanel<Pair> + i, 2 * W, to + (n + i) / 2 * rows + r * W);
 }
 #endif
 template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, Outer<E>* to) {
     const int64_t per = __is_same(E, float) ? 1 : 2, rest = elements * per - n;
-    pack_tile(hidden, kPanel, rows, rest < kPanel ? rest : kPanel, to + n / per * rows);
+    pack_tile(hidden, kPanel<E>, rows, rest < kPanel<E> ? rest : kPanel<E>, to + n / per * rows);
 }
+#if PH_TILES
+template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, Tiled<E>* to) {
+    const int64_t pairs = elements / kParts<E>, rest = 2 * pairs - n;
+    pack_tile(hidden, kTilePanel, rows, rest < kTilePanel ? rest : kTilePanel, to + n / 2 * rows, pairs * rows);
+}
+#endif
 
-static_assert(kPanel % (2 * W) == 0, "panels of hidden features are whole vectors");
+static_assert(kPanel<Pair> % (2 * W) == 0, "panels of hidden features are whole vectors");
 
 template <class T, class E>
 void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int threads) {
@@ -45,26 +51,26 @@ void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int thre
     const Network& by = f.network;
     const int64_t K = p.in_features, F = by.up.out_features;
     const int64_t hidden_width = whole_vectors(elements_of<E>(F));
-    const Share share(tiles.count, F, kPanel, thread, threads);
+    const Share share(tiles.count, F, kPanel<E>, thread, threads);
     if (share.first_tile == share.last_tile) return;
     const Bend bend = bend_of<T>(by);
     float* gates = p.scratch.gates(thread);
     auto zero_behind = [](float* dots, int64_t rows, int64_t count) {  // columns behind the last
-        for (int64_t r = 0; r < rows && count < kPanel; ++r) __builtin_memset(dots + r * kPanel + count, 0, (kPanel - count) * sizeof(float));
+        for (int64_t r = 0; r < rows && count < kPanel<E>; ++r) __builtin_memset(dots + r * kPanel<E> + count, 0, (kPanel<E> - count) * sizeof(float));
     };
     for (int64_t n = share.first_column, count; n < share.last_column; n += count) {
-        count = share.last_column - n < kPanel ? share.last_column - n : kPanel;
+        count = share.last_column - n < kPanel<E> ? share.last_column - n : kPanel<E>;
         auto over = [&](const LinearWeight& f, const auto& done) {
             over_panels<T>((const E*)p.scratch.x(), K, f, n, n + count, tiles, share, p.scratch, thread, done);
         };
         if (by.gate.weight)
             over(by.gate, [&](int64_t row, int64_t rows, int64_t, int64_t, const float* dots) {
-                __builtin_memcpy(gates + row * kPanel, dots, rows * kPanel * sizeof(float));
-                zero_behind(gates + row * kPanel, rows, count);
+                __builtin_memcpy(gates + row * kPanel<E>, dots, rows * kPanel<E> * sizeof(float));
+                zero_behind(gates + row * kPanel<E>, rows, count);
             });
         over(by.up, [&](int64_t row, int64_t rows, int64_t, int64_t, float* values) {
             zero_behind(values, rows, count);
-            activate_panel<T>(by, bend, gates + row * kPanel, values, rows, n, count);
+            activate_panel<T, E>(by, bend, gates + row * kPanel<E>, values, rows, n, count);
             pack_panel(values, rows, n, hidden_width, (E*)p.scratch.hidden() + row * hidden_width);
         });
     }
@@ -82,7 +88,7 @@ template <class T, class E> void gemm_network_of(const GemmNetwork& f, int threa
         const Share share(tiles.count, down.out_features, kColumnUnit<E>, thread, threads);
         over_panels<T>((const E*)p.scratch.hidden(), f.network.up.out_features, down, share.first_column, share.last_column, tiles,
                        share, p.scratch, thread, [&](int64_t row, int64_t rows, int64_t n, int64_t count, const float* dots) {
-            write_dots(dots, rows, down.bias ? (const T*)down.bias + n : nullptr, count, p.add,
+            write_dots<E>(dots, rows, down.bias ? (const T*)down.bias + n : nullptr, count, p.add,
                        (T*)p.y + (block + row) * p.y_stride + n, p.y_stride);
         });
     });
@@ -92,7 +98,8 @@ inline void gemm_network(const GemmNetwork& f, int threads) {
     in_team(threads, [&](int thread, int team) {
         [[maybe_unused]] const TilesInUse tiles;
         if (f.network.up.int8_activations) return with_dtype(f.in.dtype, [&](auto number) { int8_network_of<decltype(number)>(f, thread, team); });
-        with_elements(f.in, [&](auto number, auto element) {
+        const bool blocks = f.network.up.type || f.network.down.type || (f.network.gate.weight && f.network.gate.type);
+        with_elements(f.in, blocks, [&](auto number, auto element) {
             gemm_network_of<decltype(number), decltype(element)>(f, thread, team);
         });
     });

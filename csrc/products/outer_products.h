@@ -10,10 +10,9 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-// An element of rows that are multiplied so: a number, or a pair of bfloat16, with matrix tiles where there are any.
+// An element of rows that are multiplied so: a number, or a pair of bfloat16.
 template <class E> struct Outer { E element; };
-template <class E> constexpr bool kIsOuter = false;
-template <class E> constexpr bool kIsOuter<Outer<E>> = true;
+template <class E> constexpr bool kInAnyOrder<Outer<E>> = true;
 template <> inline int64_t elements_of<Outer<float>>(int64_t K) { return K; }
 
 constexpr int kOuterRows = PH_WIDTH == 16 ? 8 : 6, kOuterVectors = PH_WIDTH == 16 ? 3 : 2;
@@ -38,12 +37,7 @@ template <class E> inline int64_t place(int64_t k, int64_t r, int64_t R) {
     return kByTwo<E> ? (k / 2 * R + r) * 2 + k % 2 : k * R + r;
 }
 
-template <class E> constexpr bool kOnTiles = false;
-template <class E> constexpr int64_t kOuterColumns = kOuterVectors * W;
-#if PH_TILES
-template <> constexpr bool kOnTiles<Pair> = true;
-template <> constexpr int64_t kOuterColumns<Pair> = 2 * kTile;
-#endif
+constexpr int64_t kOuterColumns = kOuterVectors * W;
 
 // W elements of a row of K numbers, 0 behind the last.
 template <class E, class T> inline Vec elements_at(const T* row, int64_t element, int64_t K) {
@@ -82,17 +76,12 @@ template <int C, class E, class Row> inline void transpose_rows(int64_t elements
     }
 }
 
-// A tile of rows of x: [elements, rows], or with matrix tiles W elements of every row after another.
+// A tile of rows of x: [elements, rows].
 template <class T, class E> void pack_tile(const T* x, int64_t stride, int64_t rows, int64_t K, Outer<E>* to) {
     const int64_t elements = whole_vectors(elements_of<E>(K));
-    if constexpr (kOnTiles<E>) {
-        for (int64_t r = 0; r < rows; ++r)
-            for (int64_t k = 0; k < elements; k += W) store_any(to + k * rows + r * W, elements_at<E>(x + r * stride, k, K));
-    } else {
-        with_constant<kOuterRows>(rows, [&](auto count) {
-            transpose_rows<count, E>(elements, [&](int r, int64_t k) { return elements_at<E>(x + r * stride, k, K); }, (E*)to, 0, count);
-        });
-    }
+    with_constant<kOuterRows>(rows, [&](auto count) {
+        transpose_rows<count, E>(elements, [&](int r, int64_t k) { return elements_at<E>(x + r * stride, k, K); }, (E*)to, 0, count);
+    });
 }
 
 // The same of x [K, rows], whose rows are `stride` apart.
@@ -106,15 +95,10 @@ template <class T, class E> void pack_transposed(const T* x, int64_t stride, int
         const auto found = element(k, r);
         __builtin_memcpy(to + at, &found, 4);
     };
-    if constexpr (kOnTiles<E>) {
+    with_constant<kOuterRows>(rows, [&](auto count) {
         for (int64_t k = 0; k < elements; ++k)
-            for (int r = 0; r < rows; ++r) put(k, r, k / W * W * rows + r * W + k % W);
-    } else {
-        with_constant<kOuterRows>(rows, [&](auto count) {
-            for (int64_t k = 0; k < elements; ++k)
-                PH_UNROLL(8) for (int r = 0; r < count; ++r) put(k, r, place<E>(k, r, count));
-        });
-    }
+            PH_UNROLL(8) for (int r = 0; r < count; ++r) put(k, r, place<E>(k, r, count));
+    });
 }
 
 // Elements of W columns of a weight [K, stride].
@@ -130,7 +114,7 @@ template <class E, class T> inline Vec columns_at(const T* w, int64_t element, i
 // Elements [from, from + elements) of the rows [n, n + count) of a weight, kOuterColumns after another, each [elements, columns].
 template <class T, class E>
 void transpose_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t K, int64_t from, int64_t elements, Outer<E>* panel) {
-    constexpr int64_t columns = kOuterColumns<E>, numbers = __is_same(E, float) ? 1 : 2;
+    constexpr int64_t columns = kOuterColumns, numbers = __is_same(E, float) ? 1 : 2;
     if (f.transposed) {
         auto row = [&](int64_t k, int64_t c) { return columns_at<E>((const T*)f.weight + n + c, from + k, K, f.out_features, count - c); };
         for (int64_t k = 0; k < elements; k += kByTwo<E> ? 2 : 1)
@@ -190,16 +174,16 @@ inline void product_by_two(const Pair* x, const Pair* panel, int64_t panel_row, 
 // tile_product of a tile as it was packed.
 template <int R, int N, class E> inline void product_of_tile(const E* x, const E* panel, int64_t elements, float* sums, int64_t stride) {
 #if PH_PAIR_MATRICES
-    if constexpr (kByTwo<E>) return product_by_two<R, N>(x, panel, kOuterColumns<E>, elements, sums, stride);
+    if constexpr (kByTwo<E>) return product_by_two<R, N>(x, panel, kOuterColumns, elements, sums, stride);
 #endif
     Nothing none;
-    tile_product<R, N, true>(none, x, R, panel, kOuterColumns<E>, elements, sums, stride, nullptr);
+    tile_product<R, N, true>(none, x, R, panel, kOuterColumns, elements, sums, stride, nullptr);
 }
 
 // sums[R, N · W], `stride` apart, of a run; added to what is there, if so.
 template <int R, int N, class E>
 inline void sum_of_run(const E* x, const E* panel, int64_t elements, float* sums, int64_t stride, bool add) {
-    constexpr int64_t columns = kOuterColumns<E>;
+    constexpr int64_t columns = kOuterColumns;
     if (!add) return product_of_tile<R, N>(x, panel, elements, sums, stride);
     float more[R * columns];
     product_of_tile<R, N>(x, panel, elements, more, columns);
@@ -214,20 +198,9 @@ inline void sum_of_run(const E* x, const E* panel, int64_t elements, float* sums
 // kMaxStepRows rows has as many as most, or one less.
 template <class E>
 void multiply_panel(int64_t rows, const Outer<E>* x, const Outer<E>* panel, int64_t count, int64_t elements, float* sums, int64_t stride, bool add) {
-    constexpr int64_t columns = kOuterColumns<E>;
+    constexpr int64_t columns = kOuterColumns;
     for (int64_t n = 0; n < count; n += columns, panel += columns * elements) {
         const int vectors = (int)(((count - n < columns ? count - n : columns) + W - 1) / W);
-#if PH_TILES
-        if constexpr (kOnTiles<E>) {
-            set_tile_rows(rows);
-            with_constant<2>(rows > kTile ? 2 : 1, [&](auto r) {
-                with_constant<2>(vectors, [&](auto c) {
-                    product_of_packed_tiles<r, c>(rows, (const Pair*)x, (const Pair*)panel, elements, sums + n, stride, add);
-                });
-            });
-            continue;
-        }
-#endif
         with_constant<kOuterVectors>(vectors, [&](auto N) {
             auto multiply = [&](auto R) {
                 int64_t k = 0, some;

@@ -50,6 +50,8 @@ template <class E> inline int64_t elements_of(int64_t K) {
     return __is_same(E, float) ? K : (K + 2 * W - 1) / (2 * W) * W;
 }
 
+template <class E> constexpr bool kInAnyOrder = false;  // not that of GEMV
+
 // Rows of W: elements of row n from at + n · row on.
 template <class E> struct WeightRows {
     const E* at;

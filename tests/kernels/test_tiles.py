@@ -29,4 +29,4 @@ def test_what_tiles_compute_is_sums_of_products(tmp_path, needs, flags):
     command = ["g++", *flags, f"-I{ROOT / 'csrc'}", source, "-o", str(program), "-lgomp"]
     subprocess.run(command, check=True, capture_output=True)
     found = subprocess.run([program], capture_output=True, text=True, timeout=120)
-    assert found.stdout == "4056 shapes\n"
+    assert found.stdout == "5240 shapes\n"

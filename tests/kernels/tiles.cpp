@@ -1,6 +1,6 @@
-// Compares products on matrix tiles, and attention on them, with sums in double: every number of rows, and of
-// pairs and columns around whole tiles. Says how many it compared, or the first that differs. With
-// PH_TILE_MODEL the instructions are plain code.
+// Compares products on matrix tiles, and attention on them, with sums in double: every dtype, every number of rows, and
+// of pairs and columns around whole tiles. Says how many it compared, or the first that differs. With PH_TILE_MODEL the
+// instructions are plain code.
 
 #include <algorithm>
 #include <cmath>
@@ -21,6 +21,9 @@
 #define PH_NAMESPACE tiles
 #include "common/tile_products.h"
 #include "attention/attend.h"
+#include "products/tile_panels.h"
+
+namespace polyhead { uint8_t grids[kGridBytes]; }
 
 namespace {
 using namespace polyhead::tiles;
@@ -73,41 +76,55 @@ template <bool Transposed> bool is_right(int64_t rows, int64_t K, int64_t vector
     return true;
 }
 
-// Packed: sixteen pairs of all rows after those before, and two tiles of columns side by side.
-template <int R, int N> bool is_right_packed(int64_t rows, int64_t steps) {
-    const auto a = random_pairs(rows * steps), b = random_pairs(steps * 2 * kTile);
-    const int64_t c_stride = 3 * kTile;
-    std::vector<float> c(rows * c_stride, 7.0f);
-    set_tile_rows(rows);
-    product_of_packed_tiles<R, N>(rows, a.data(), b.data(), steps, c.data(), c_stride, false);
+// Some of them smaller than any normal number.
+template <class T> std::vector<T> random_numbers(int64_t count, float size) {
+    std::vector<T> numbers(count);
+    for (T& x : numbers) round_to(size * random_number() * (std::rand() % 5 ? 1.0f : 1e-40f), &x);
+    return numbers;
+}
+
+// A tile of rows of T with a panel of a weight, as parts of E: float32 has the error of sums in float32.
+template <class T, class E = T> bool is_right_in_parts(int64_t rows, int64_t K, int64_t columns, bool transposed) {
+    const auto x = random_numbers<T>(rows * (K + 3), 1), w = random_numbers<T>(K * columns, 1);
+    const int64_t pairs = pairs_of_row(K);
+    std::vector<Tiled<E>> left(kParts<E> * rows * pairs), right(kParts<E> * polyhead::up_to(columns, kGroup) * pairs);
+    std::vector<float> sums(rows * kTilePanel, 7.0f);
+    if (transposed) {
+        std::vector<T> turned(K * (rows + 2));
+        for (int64_t m = 0; m < rows; ++m)
+            for (int64_t k = 0; k < K; ++k) turned[k * (rows + 2) + m] = x[m * (K + 3) + k];
+        pack_transposed(turned.data(), rows + 2, rows, K, left.data());
+    } else {
+        pack_tile(x.data(), K + 3, rows, K, left.data());
+    }
+    polyhead::LinearWeight f{w.data(), nullptr, columns};
+    f.transposed = transposed;
+    tile_panel<T>(f, 0, columns, K, 0, pairs, right.data());
+    multiply_panel(rows, left.data(), pairs * rows, right.data(), columns, pairs, sums.data(), false);
     for (int64_t m = 0; m < rows; ++m)
-        for (int64_t n = 0; n < c_stride; ++n) {
-            double sum = n < N * kTile ? 0 : 7;
-            for (int64_t k = 0; n < N * kTile && k < steps; ++k)
-                sum += dot(a[k / kTile * kTile * rows + m * kTile + k % kTile], b[k * 2 * kTile + n]);
-            if (!(std::abs(c[m * c_stride + n] - sum) < 1e-4)) return false;
+        for (int64_t n = 0; n < columns; ++n) {
+            double sum = 0, size = 0;
+            for (int64_t k = 0; k < K; ++k) {
+                const double product = (double)to_float(x[m * (K + 3) + k]) * to_float(w[transposed ? k * columns + n : n * K + k]);
+                sum += product, size += std::abs(product);
+            }
+            if (!(std::abs(sums[m * kTilePanel + n] - sum) <= 1e-6 * size + 1e-30)) return false;
         }
     return true;
 }
 
-std::vector<BFloat16> random_bfloats(int64_t count, float size) {
-    std::vector<BFloat16> numbers(count);
-    for (BFloat16& x : numbers) round_to(size * random_number(), &x);
-    return numbers;
-}
-
 // Heads of one kv head; query t sees the keys [low, high) around its place, or all. Keys of great scores come
 // late, so that what was summed is rescaled.
-bool attends(int64_t heads, int64_t queries, int64_t keys, int64_t D, int64_t V, bool bounded) {
+template <class T> bool attends(polyhead::Dtype dtype, double error, int64_t heads, int64_t queries, int64_t keys, int64_t D, int64_t V, bool bounded) {
     polyhead::Attention c{};
-    const auto q = random_bfloats(heads * queries * D, 2), v = random_bfloats(keys * V, 1);
-    auto k = random_bfloats(keys * D, 1);
+    const auto q = random_numbers<T>(heads * queries * D, 2), v = random_numbers<T>(keys * V, 1);
+    auto k = random_numbers<T>(keys * D, 1);
     for (int64_t i = keys * D * 2 / 3; i < keys * D; ++i) round_to(2 * to_float(k[i]), &k[i]);
-    std::vector<BFloat16> out(heads * queries * V);
+    std::vector<T> out(heads * queries * V);
     std::vector<float> lse(heads * queries);
     std::vector<int64_t> low(queries), high(queries);
     for (int64_t t = 0; t < queries; ++t) high[t] = keys - queries + t + 1, low[t] = t % 7 ? high[t] - 40 : keys;
-    c.dtype = polyhead::kBFloat16, c.batch = 1, c.heads = heads, c.kv_heads = 1, c.queries = queries, c.keys = keys;
+    c.dtype = dtype, c.batch = 1, c.heads = heads, c.kv_heads = 1, c.queries = queries, c.keys = keys;
     c.key_dim = D, c.value_dim = V, c.count = 1, c.scale = 0.3f;
     c.q = (const char*)q.data(), c.q_head = queries * D, c.q_token = D;
     c.segments[0].k = (const char*)k.data(), c.segments[0].v = (const char*)v.data();
@@ -130,7 +147,7 @@ bool attends(int64_t heads, int64_t queries, int64_t keys, int64_t D, int64_t V,
             const double found = lse[h * queries + t];
             if (total == 0 ? found != -INFINITY : !(std::abs(found - std::log(total)) < 1e-4)) return false;
             for (int64_t d = 0; d < V; ++d)
-                if (!(std::abs(to_float(out[(h * queries + t) * V + d]) - (total == 0 ? 0 : sums[d] / total)) < 1e-2)) return false;
+                if (!(std::abs(to_float(out[(h * queries + t) * V + d]) - (total == 0 ? 0 : sums[d] / total)) < error)) return false;
         }
     return true;
 }
@@ -155,20 +172,24 @@ int main() {
                     ++compared;
                 }
     for (int64_t rows = 1; rows <= 32; ++rows)
-        for (int64_t steps : {16, 32, 144}) {
-            const bool right = rows <= kTile ? is_right_packed<1, 1>(rows, steps) && is_right_packed<1, 2>(rows, steps)
-                                             : is_right_packed<2, 1>(rows, steps) && is_right_packed<2, 2>(rows, steps);
-            if (!right) {
-                std::printf("wrong: rows %d, pairs %d, packed\n", (int)rows, (int)steps);
-                return 1;
-            }
-            ++compared;
-        }
+        for (int64_t K : {1, 31, 32, 97, 300})
+            for (int64_t columns : {1, 16, 17, 65})
+                for (bool transposed : {false, true}) {
+                    if (!is_right_in_parts<BFloat16>(rows, K, columns, transposed) || !is_right_in_parts<Half>(rows, K, columns, transposed) ||
+                        !is_right_in_parts<Half, float>(rows, K, columns, transposed) || !is_right_in_parts<float>(rows, K, columns, transposed)) {
+                        std::printf("wrong: rows %d, inputs %d, columns %d, transposed %d, in parts\n", (int)rows, (int)K, (int)columns, transposed);
+                        return 1;
+                    }
+                    ++compared;
+                }
     for (auto [heads, queries] : {std::pair<int64_t, int64_t>{1, 17}, {3, 9}, {3, 16}, {3, 27}, {2, 70}})
         for (int64_t keys : {1, 31, 32, 127, 129, 300})
             for (int64_t D : {32, 96})
                 for (bool bounded : {false, true}) {
-                    if (!attends(heads, queries, keys, D, D == 32 ? 64 : 32, bounded)) {
+                    const int64_t V = D == 32 ? 64 : 32;
+                    if (!attends<BFloat16>(polyhead::kBFloat16, 1e-2, heads, queries, keys, D, V, bounded) ||
+                        !attends<Half>(polyhead::kFloat16, 1e-3, heads, queries, keys, D, V, bounded) ||
+                        !attends<float>(polyhead::kFloat32, 5e-6, heads, queries, keys, D, V, bounded)) {
                         std::printf("wrong: %d heads, %d queries, %d keys, D %d, bounded %d\n", (int)heads, (int)queries, (int)keys, (int)D, bounded);
                         return 1;
                     }

@@ -124,10 +124,9 @@ def test_gradients_reach_router_experts_and_input(case: str) -> None:
     x, y = tokens().requires_grad_(), tokens().requires_grad_()
     ours(x).square().sum().backward()
     theirs(y).square().sum().backward()
-    torch.testing.assert_close(x.grad, y.grad, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(
-        ours.router.weight.grad, theirs.gate.weight.grad, atol=1e-4, rtol=1e-4
-    )
+    # By norms: single numbers are what is left of sums that are thousands of times as large.
+    for found, wanted in ((x, y), (ours.router.weight, theirs.gate.weight)):
+        assert (found.grad - wanted.grad).norm() <= 1e-6 * wanted.grad.norm()
 
 
 def test_only_the_chosen_experts_run(monkeypatch: pytest.MonkeyPatch) -> None:

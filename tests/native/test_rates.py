@@ -25,6 +25,14 @@ def test_wider_instructions_do_more_in_a_round():
     assert done == {name: expected[name] for name in EVERY}
 
 
+def test_tiles_of_parts_count_the_products_of_the_numbers_that_these_are_parts_of():
+    for dtype, products in ((torch.float16, 4), (torch.float32, 6)):
+        for name in set(rates.instructions(dtype)) - {"fma_256", "fma_512"}:
+            done = rates.compute(name, 1e6)
+            assert done >= 1e6
+            assert (done * products) % (1024 * 192) == pytest.approx(0)
+
+
 def test_what_does_not_run_here_is_refused():
     with pytest.raises(ValueError, match="one that runs here: got fma_4096"):
         tensor_check.MODULE.at_rate("fma_4096", 1, 1)

@@ -111,7 +111,8 @@ class Code:
                 Otherwise more than ``MAX_STEP_ROWS`` rows, and with matrix tiles (AMX) 16 rows of
                 bfloat16 and more, are added up in another order, which is faster; and blocks that
                 meet more than ``MAX_GEMV_ROWS`` rows of bfloat16 are rounded to bfloat16, if the
-                processor has an instruction for it.
+                processor has an instruction for it. Matrix tiles take float32 as a sum of three
+                bfloat16, of which infinite numbers give NaN.
         """
         y = x.new_empty(len(x), sum(each.weight.shape[0] for each in weights))
         index = self._for(len(x), batch_invariant=batch_invariant)
