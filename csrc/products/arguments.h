@@ -37,7 +37,7 @@ struct Gemv {
 // features; of each thread sums, rows of weights as they are multiplied, and what gates are made of.
 constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWidth = 16;
 // With matrix tiles: parts that a number is a sum of, pairs of all parts along K of a panel, and its columns.
-constexpr int64_t kMostParts = 3, kMostTilePairs = 480, kMostColumns = 192;
+constexpr int64_t kMostParts = 3, kMostTilePairs = 480, kMostColumns = 288;
 constexpr int64_t kSumsNumbers = 2 * kMostTileRows * kMostPanel * kMostWidth;
 inline int64_t panel_row(int64_t features) { return (features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
 inline int64_t panel_numbers(int64_t features) {

@@ -22,6 +22,7 @@ namespace polyhead::PH_NAMESPACE {
 
 template <class E> constexpr int64_t kPanel = 96;  // columns that are multiplied with one tile of rows after another
 template <class E> constexpr int64_t kColumnUnit = 12;  // threads share columns in whole tiles
+template <class E> constexpr int64_t kHiddenUnit = kPanel<E>;  // and hidden features likewise
 template <class E> constexpr int64_t kRowsOfTile = kDotRows;
 constexpr int64_t kDotRun = PH_WIDTH == 16 ? 128 : 96;  // vectors along K that the nearest caches hold of a tile
 static_assert(kPanel<float> <= kMostPanel && kPanel<float> % kOuterColumns == 0);
@@ -31,6 +32,7 @@ template <class E> constexpr int64_t kRowsOfTile<Outer<E>> = kOuterRows;
 #if PH_TILES
 template <class T> constexpr int64_t kPanel<Tiled<T>> = kTilePanel;
 template <class T> constexpr int64_t kColumnUnit<Tiled<T>> = kGroup;
+template <class T> constexpr int64_t kHiddenUnit<Tiled<T>> = kGroup;
 template <class T> constexpr int64_t kRowsOfTile<Tiled<T>> = 2 * kTile;
 #endif
 

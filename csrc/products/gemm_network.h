@@ -22,24 +22,24 @@ void activate_panel(const Network& by, Bend bend, const float* gates, float* val
 }
 
 // Columns from n on of packed rows, of which `elements` are whole vectors.
-inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, float* to) {
-    for (int64_t i = 0; i < kPanel<float> && n + i < elements; i += W)
+inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t columns, int64_t elements, float* to) {
+    for (int64_t i = 0; i < columns && n + i < elements; i += W)
         for (int64_t r = 0; r < rows; ++r) store(load(hidden + r * kPanel<float> + i), to + (n + i) * rows + r * W);
 }
 #if PH_PAIRS
-inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, Pair* to) {
-    for (int64_t i = 0; i < kPanel<Pair> && (n + i) / 2 < elements; i += 2 * W)
+inline void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t columns, int64_t elements, Pair* to) {
+    for (int64_t i = 0; i < columns && (n + i) / 2 < elements; i += 2 * W)
         for (int64_t r = 0; r < rows; ++r) pack_weights(hidden + r * kPanel<Pair> + i, 2 * W, to + (n + i) / 2 * rows + r * W);
 }
 #endif
-template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, Outer<E>* to) {
+template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t columns, int64_t elements, Outer<E>* to) {
     const int64_t per = __is_same(E, float) ? 1 : 2, rest = elements * per - n;
-    pack_tile(hidden, kPanel<E>, rows, rest < kPanel<E> ? rest : kPanel<E>, to + n / per * rows);
+    pack_tile(hidden, kPanel<E>, rows, rest < columns ? rest : columns, to + n / per * rows);
 }
 #if PH_TILES
-template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t elements, Tiled<E>* to) {
-    const int64_t pairs = elements / kParts<E>, rest = 2 * pairs - n;
-    pack_tile(hidden, kTilePanel, rows, rest < kTilePanel ? rest : kTilePanel, to + n / 2 * rows, pairs * rows);
+template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t columns, int64_t elements, Tiled<E>* to) {
+    const int64_t pairs = elements / kParts<E>;
+    pack_tile(hidden, kTilePanel, rows, columns, to + n / 2 * rows, pairs * rows);
 }
 #endif
 
@@ -51,7 +51,7 @@ void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int thre
     const Network& by = f.network;
     const int64_t K = p.in_features, F = by.up.out_features;
     const int64_t hidden_width = whole_vectors(elements_of<E>(F));
-    const Share share(tiles.count, F, kPanel<E>, thread, threads);
+    const Share share(tiles.count, F, kHiddenUnit<E>, thread, threads);
     if (share.first_tile == share.last_tile) return;
     const Bend bend = bend_of<T>(by);
     float* gates = p.scratch.gates(thread);
@@ -71,7 +71,7 @@ void hidden_panels(const GemmNetwork& f, TilesOfRows tiles, int thread, int thre
         over(by.up, [&](int64_t row, int64_t rows, int64_t, int64_t, float* values) {
             zero_behind(values, rows, count);
             activate_panel<T, E>(by, bend, gates + row * kPanel<E>, values, rows, n, count);
-            pack_panel(values, rows, n, hidden_width, (E*)p.scratch.hidden() + row * hidden_width);
+            pack_panel(values, rows, n, up_to(count, 2 * W), hidden_width, (E*)p.scratch.hidden() + row * hidden_width);
         });
     }
 }

@@ -13,7 +13,7 @@ namespace polyhead::PH_NAMESPACE {
 template <class E> struct Tiled { Pair pair; };
 template <class E> constexpr bool kInAnyOrder<Tiled<E>> = true;
 
-constexpr int64_t kTilePanel = 192;   // columns that are multiplied with one tile of rows after another
+constexpr int64_t kTilePanel = 288;   // columns that are multiplied with one tile of rows after another
 constexpr int64_t kGroup = 2 * kTile; // of them that registers hold
 // Pairs along K of a panel, whole blocks; and of them that are multiplied at a time, whose tile of x the nearest cache
 // holds. In float32 sums of these are added to others, which keeps the rounding of long ones small.
@@ -129,6 +129,10 @@ void tile_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t K, int6
                     transpose_pairs<E>(numbers + 2 * i, 2 * kRunOfBlocks, columns, rest - 2 * i, to + (k + i) * kGroup, part);
             }
         } else {
+            // Rows lie apart, so that no processor reads ahead by itself.
+            const char* next = (const char*)((const T*)f.weight + (n + c + W) * K + 2 * from);
+            for (int64_t i = 0; c + W + i < count && i < W; ++i)
+                for (int64_t at = 0; at < 2 * pairs * (int64_t)sizeof(T); at += 64) __builtin_prefetch(next + i * K * (int64_t)sizeof(T) + at, 0, 2);
             for (int64_t k = 0; k < pairs; k += W)
                 transpose_pairs<E>((const T*)f.weight + (n + c) * K + 2 * (from + k), K, columns, K - 2 * (from + k), to + k * kGroup, part);
         }
