@@ -121,12 +121,12 @@ inline void integer_dots(const Factors<M>& factors, int64_t D, const E* k, int64
                 PH_UNROLL(8) for (int n = 0; n < N; ++n) {
                     const E* row = k + (n < here ? n : 0) * D + d;
                     const __m512i codes = chunk_of(row, D - d);
-                    if (!digit) prefetch(later.k + (row - k) + j * D);
+                    if (!digit) prefetch(later.k + (row - k) + j * D, look_ahead_here.first_cache);
                     PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m * N + n] = add_products(acc[m * N + n], codes, x[m]);
                 }
             }
         }
-        for (int64_t b = 0; b < here * later.v_bytes; b += 64) prefetch(later.v + j * later.v_bytes + b);
+        for (int64_t b = 0; b < here * later.v_bytes; b += 64) prefetch(later.v + j * later.v_bytes + b, look_ahead_here.first_cache);
         Vec wide[W] = {};
         PH_UNROLL(16) for (int i = 0; i < M * N; ++i) wide[i] = __builtin_convertvector(acc[i], Vec);
         float sums[W];

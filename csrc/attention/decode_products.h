@@ -2,6 +2,7 @@
 // of one instruction with their product, named so: of two products a compiler may join either one.
 #pragma once
 
+#include "../common/look_ahead.h"
 #include "plan.h"
 
 namespace polyhead::PH_NAMESPACE {
@@ -17,17 +18,20 @@ template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 
 // A row to prefetch: one cache line for each line that is read now, so that memory and arithmetic overlap;
 // requested in bursts they would wait for each other.
-inline void prefetch(const void* row) { __builtin_prefetch(row, 0, 3); }
+inline void prefetch(const void* row, bool first_cache) {
+    if (first_cache) __builtin_prefetch(row, 0, 3);
+    else __builtin_prefetch(row, 0, 2);
+}
 
-// How far ahead of the row that it reads a pass over a block prefetches. A single pass looks about kBytesAhead
+// How far ahead of the row that it reads a pass over a block prefetches. A single pass looks about `look_ahead_here.bytes`
 // ahead; of several over the same block, each looks a whole block ahead, for its share of the rows.
-constexpr int64_t kBytesAhead = 5120;
 constexpr uint64_t kAllKeys = ~(uint64_t)0;
 struct Ask {
     uint64_t keys;   // a bit for each row, modulo 64: whether it looks ahead
     int64_t near;    // how many rows ahead
     int64_t length;  // rows of the block: what is ahead of its last ones lies in the next block
     int64_t beyond;  // elements between the end of this block and the next one
+    bool first_cache = look_ahead_here.first_cache;
     bool is_single_pass() const { return keys == kAllKeys; }
     // Elements from row j, of which each has `token`, to the row to prefetch; 0: none.
     int64_t distance(int64_t j, int64_t token) const {
@@ -44,7 +48,7 @@ inline Ask ask_for(int64_t pass, int64_t passes, int64_t length, int64_t width, 
         ask.keys = 0;
         for (int64_t j = 8 * pass; j < kDecodeKeys; j += 8 * passes) ask.keys |= (uint64_t)0xff << j;
     } else {
-        const int64_t near = kBytesAhead / (width * (int64_t)sizeof(T)) + 1;
+        const int64_t near = look_ahead_here.bytes / (width * (int64_t)sizeof(T)) + 1;
         if (near < length) ask.near = near;
     }
     return ask;
@@ -67,7 +71,7 @@ void dots_of_rows(const void* q, int64_t D, const T* k, int64_t k_token, int64_t
         Vec acc[W] = {};
         auto visit = [&](int n, int64_t d, const auto& row_of) {
             const T* key = k + (first + (n < here ? n : 0)) * k_token + d;
-            prefetch(key + far);
+            prefetch(key + far, ask.first_cache);
             const Vec y = Paired ? load_any<Vec>(key) : load(key);
             PH_UNROLL(8) for (int m = 0; m < M; ++m)
                 acc[m * N + n] = Paired ? multiply_add_pairs(acc[m * N + n], row_of(m), y) : multiply_add(acc[m * N + n], row_of(m), y);
@@ -125,7 +129,7 @@ void dots_in_lanes(const E* q, int64_t size, const void* k, int64_t k_bytes, int
         for (int n = 0; n < N; ++n) key[n] = (const char*)k + (first + n < count ? first + n : 0) * k_bytes;
         Vec acc[N] = {};
         for (int64_t d = 0; d < size; d += W) {
-            PH_UNROLL(8) for (int n = 0; n < N; ++n) prefetch(key[n] + far + d * (int64_t)sizeof(E));
+            PH_UNROLL(8) for (int n = 0; n < N; ++n) prefetch(key[n] + far + d * (int64_t)sizeof(E), ask.first_cache);
             PH_UNROLL(16) for (int i = 0; i < W; ++i) {
                 const Vec x = load_elements(q + (d + i) * W);
                 PH_UNROLL(8) for (int n = 0; n < N; ++n) {
@@ -157,7 +161,7 @@ inline void weighted_sum(const float* s, int64_t s_stride, const T* v, int64_t v
         const T* next = v + j * v_token + ask.distance(j, v_token);
         PH_UNROLL(8) for (int n = 0; n < N; ++n) {
             row[n] = load(v + j * v_token + n * W);
-            prefetch(next + n * W);
+            prefetch(next + n * W, ask.first_cache);
         }
         PH_UNROLL(8) for (int m = 0; m < M; ++m) {
             const Vec weight = splat(s[m * s_stride + j]);
@@ -194,8 +198,8 @@ inline void weighted_sum_of_pairs(const Pair* s, int64_t s_stride, const BFloat1
         PH_UNROLL(8) for (int n = 0; n < N; ++n) {
             Vec low, high;
             interleave(a + n * 2 * W, b ? b + n * 2 * W : nullptr, low, high);
-            prefetch(next + n * 2 * W);
-            prefetch(next + v_token + n * 2 * W);
+            prefetch(next + n * 2 * W, ask.first_cache);
+            prefetch(next + v_token + n * 2 * W, ask.first_cache);
             PH_UNROLL(8) for (int m = 0; m < M; ++m) {
                 const Vec weight = broadcast(s + m * s_stride + j / 2);
                 acc[m][2 * n] = multiply_add_pairs(acc[m][2 * n], weight, low);

@@ -115,7 +115,7 @@ inline CodedBlock coded_block_of(const Attention& c, const Rows& rows, const Key
 
 // For rows of `width` codes, each of which has a byte: in 4 bits two rows read the same bytes. Units follow each
 // other in memory; at the end of a page what follows may be another head's, which only wastes the prefetch.
-inline Ask ask_for_codes(int64_t count, int64_t width) { return {kAllKeys, kBytesAhead / width + 1, count, 0}; }
+inline Ask ask_for_codes(int64_t count, int64_t width) { return {kAllKeys, look_ahead_here.bytes / width + 1, count, 0}; }
 
 // Products of M rows with the keys of a block.
 template <int M>

@@ -2,6 +2,8 @@
 // compiled for one processor includes it, as its functions run on every processor.
 #pragma once
 
+#include "../common/look_ahead.h"
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
@@ -77,6 +79,17 @@ inline bool runs_neon_dot() { return has_dot(); }
 // Neoverse V1, Apple M2 and later.
 inline bool runs_neon_bf16() { return has_dot() && has_matrices(); }
 #endif
+
+// How decoding looks ahead here. A Zen 4 (AMD's family 25, as Zen 3 is) decodes 1.2 times as fast by its second cache; a
+// Zen 5 does not.
+inline LookAhead look_ahead_of_processor() {
+#if defined(__x86_64__)
+    unsigned a, b, c, d;
+    if (__get_cpuid(0, &a, &b, &c, &d) && b == signature_AMD_ebx && __get_cpuid(1, &a, &b, &c, &d) && (a >> 8 & 15) + (a >> 20 & 255) == 25)
+        return kIntoSecondCache;
+#endif
+    return kIntoFirstCache;
+}
 
 inline bool runs_portable() { return true; }
 

@@ -97,5 +97,6 @@ PyMODINIT_FUNC PyInit__native() {
     if (module && !(guard_type = Owner<Guard>::new_type("polyhead.native._native.Guard"))) Py_CLEAR(module);
     if (module && !(layer_type = Owner<LayerData>::new_type("polyhead.native._native.Layer"))) Py_CLEAR(module);
     if (module && !(run_type = Owner<Run>::new_type("polyhead.native._native.Run"))) Py_CLEAR(module);
+    look_ahead_here = look_ahead_of_processor();
     return module;
 }
