@@ -39,6 +39,22 @@ def test_texts_have_the_same_bits_in_any_arrangement(name):
     assert check(model(name, torch.bfloat16), 90, [13]) == 1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("heads", [4, 20, 64])
+def test_one_query_has_the_bits_that_it_has_among_others(heads, dtype):
+    """Heads of one kv head: as many rows as decoding has, and few and many rows of prompts."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, heads, 90, 64, generator=generator).to(dtype)
+    k, v = (torch.randn(1, 1, 90, 64, generator=generator).to(dtype) for _ in "kv")
+    with ph.batch_invariant():
+        wanted = ph.attention(q, k, v, mask=ph.Causal(), kernel="native")
+        for t in (0, 31, 32, 89):
+            found = ph.attention(
+                q[:, :, t : t + 1], k[:, :, : t + 1], v[:, :, : t + 1], kernel="native"
+            )
+            assert torch.equal(found, wanted[:, :, t : t + 1])
+
+
 @pytest.mark.parametrize("name", [name for name in LAYERS if name != "t5"])
 def test_rows_with_numbers_of_tokens_of_their_own_have_the_same_bits(name):
     assert check(model(name, torch.float32), 70, [1, 2], packed) == 2

@@ -12,7 +12,7 @@ constexpr int64_t kDecodeKeys = 64;       // keys of a block in decode
 constexpr int64_t kPrefillKeys = 128;     // and in prefill
 constexpr int64_t kPrefillRows = 384;     // which share a block that is transposed and packed
 constexpr int64_t kTiledRows = 768, kStripRows = 32;  // and on matrix tiles; in strips
-constexpr int64_t kRowsInParts = 48;     // the fewest rows for which float32 is taken into parts
+constexpr int64_t kLeastSlicedRows = 48;  // for which float32 is taken into slices
 constexpr int64_t kBlocksPerCheck = 16;  // blocks of keys between two looks at whether to stop
 
 struct Plan {
@@ -67,11 +67,11 @@ inline int64_t heads_of_a_list(int64_t group, int64_t chosen_heads, int64_t most
 }
 
 // Whether prefill computes both products of a call on matrix tiles (prefill_tiles.h): if these are whole ones, and if
-// enough rows share the three parts of keys and values of float32.
+// enough rows share the slices of keys and values of float32 (common/slices.h).
 inline bool is_tiled([[maybe_unused]] const Attention& c) {
 #if PH_TILES
     const int64_t rows = c.heads / c.kv_heads * (c.batch_invariant ? 1 : c.queries);
-    return c.key_dim % kStripRows == 0 && c.value_dim % kStripRows == 0 && (c.dtype != kFloat32 || rows >= kRowsInParts);
+    return c.key_dim % kStripRows == 0 && c.value_dim % kStripRows == 0 && (c.dtype != kFloat32 || rows >= kLeastSlicedRows);
 #else
     return false;
 #endif

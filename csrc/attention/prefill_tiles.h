@@ -1,4 +1,4 @@
-// Prefill on matrix tiles, of bfloat16 and of what is a sum of bfloat16 (parts.h).
+// Prefill on matrix tiles, of bfloat16 and of what is a sum of bfloat16 (common/slices.h).
 //
 // While the vectors weigh the scores of one strip of rows, the tiles multiply the weights of the strip before with its
 // values, and the queries of the strip after with its keys: a step of tiles is issued between the rows that are
@@ -8,19 +8,20 @@
 // rows are found together, so that no row adds across lanes.
 #pragma once
 
-#include "../common/parts.h"
+#include "../common/slices.h"
 #include "strips.h"
 
 #if PH_TILES
 namespace polyhead::PH_NAMESPACE {
 
-constexpr int64_t kPanelColumns = 2 * kTile;
-static_assert(kStripRows == 2 * kTile);
+static_assert(kStripRows == kTwoTiles);
+// Between slices of the weights of a strip, and of values of 32 features.
+constexpr int64_t kWeightsSlice = kStripRows * kPrefillKeys / 2, kValuesSlice = kPrefillKeys / 2 * kTwoTiles;
 
 template <class T> inline int64_t tiled_bytes(const Attention& c, const Plan& p) {
-    constexpr int64_t parts = kParts<T>;
-    return 4 * (p.rows * (parts * c.key_dim / 2 + W) + kPrefillKeys * (parts + 5) / 2 * (c.key_dim + c.value_dim) +
-                (2 + parts) * kStripRows * kPrefillKeys + kStripRows * c.value_dim) + 16 * 64;
+    constexpr int64_t slices = kSlices<T>;
+    return 4 * (p.rows * (slices * c.key_dim / 2 + W) + kPrefillKeys * (slices + 5) / 2 * (c.key_dim + c.value_dim) +
+                (2 + slices) * kStripRows * kPrefillKeys + kStripRows * c.value_dim) + 16 * 64;
 }
 
 // 2^x, rounded to bfloat16 afterwards: fitted to 4e-6 relative, exact where x is whole; 0 for −∞, and NaN for NaN.
@@ -34,15 +35,15 @@ inline Vec power_of_two_for_pairs(Vec x) {
     return (Vec)_mm512_scalef_ps((__m512)p, (__m512)x);
 }
 
-// c[32, columns] = or += a · b of packed tiles, in steps of 16 pairs: a [parts, steps / 16, 32, 16], and b [parts, steps, 32]
-// for each panel of 32 columns. Parts are `a_part` and `b_part` apart.
-template <int Parts> class TileProduct {
+// c[32, columns] = or += a · b of packed tiles, in steps of 16 pairs: a [slices, steps / 16, 32, 16], and b [slices, steps,
+// 32] for each panel of 32 columns. Slices are `a_slice` and `b_slice` apart.
+template <int Slices> class TileProduct {
   public:
     TileProduct() = default;
-    TileProduct(bool both, const Pair* a, int64_t a_part, const Pair* b, int64_t b_part, int64_t steps, float* c, int64_t c_stride,
+    TileProduct(bool both, const Pair* a, int64_t a_slice, const Pair* b, int64_t b_slice, int64_t steps, float* c, int64_t c_stride,
                 int64_t columns, bool add)
-        : a_(a), b_(b), c_(c), a_part_(a_part), b_part_(b_part), c_stride_(c_stride), steps_(steps),
-          left_(columns / kPanelColumns * (steps / kTile) * kPartCount<Parts>), both_(both), add_(add) {}
+        : a_(a), b_(b), c_(c), a_slice_(a_slice), b_slice_(b_slice), c_stride_(c_stride), steps_(steps),
+          left_(columns / kTwoTiles * (steps / kTile) * kSliceProductCount<Slices>), both_(both), add_(add) {}
 
     // Steps that are left; sums are written when those of the next panel begin, or by `finish`.
     int64_t left() const { return left_; }
@@ -59,29 +60,27 @@ template <int Parts> class TileProduct {
             if (computed_) store_sums<R, 2>(computed_, c_stride_);
             begin_sums<R, 2>(c_, c_stride_, add_);
         }
-        with_constant<kPartCount<Parts>>(product_ + 1, [&](auto number) { multiply<R>(PartProductAt<Parts, number - 1>{}); });
+        with_constant<kSliceProductCount<Slices>>(product_ + 1, [&](auto number) {
+            multiply_slices<R, 2, Slices, number - 1>(a_ + at_ * kStripRows, a_slice_, b_ + at_ * kTwoTiles, b_slice_);
+        });
         --left_;
-        if (++product_ < kPartCount<Parts>) return;
+        if (++product_ < kSliceProductCount<Slices>) return;
         product_ = 0;
         if ((at_ += kTile) < steps_) return;
-        computed_ = c_, c_ += kPanelColumns, b_ += Parts * b_part_, at_ = 0;
-    }
-    template <int R, class Product> void multiply(Product of) const {
-        multiply_tiles<R, 2, of.new_left, of.new_right>(a_ + of.left * a_part_ + at_ * kStripRows, kTile,
-                                                        b_ + of.right * b_part_ + at_ * kPanelColumns, kPanelColumns);
+        computed_ = c_, c_ += kTwoTiles, b_ += Slices * b_slice_, at_ = 0;
     }
 
     const Pair *a_ = nullptr, *b_ = nullptr;
     float *c_ = nullptr, *computed_ = nullptr;
-    int64_t a_part_ = 0, b_part_ = 0, c_stride_ = 0, steps_ = 0, at_ = 0, left_ = 0;
+    int64_t a_slice_ = 0, b_slice_ = 0, c_stride_ = 0, steps_ = 0, at_ = 0, left_ = 0;
     int product_ = 0;
     bool both_ = false, add_ = false;  // both tiles of rows
 };
 
 // Two products whose steps are spread evenly over `ticks` calls of `tick`.
-template <int Parts> class TileWork {
+template <int Slices> class TileWork {
   public:
-    using Product = TileProduct<Parts>;
+    using Product = TileProduct<Slices>;
     TileWork(Product first, Product second, int64_t ticks)
         : first_(first), second_(second), steps_(first.left() + second.left()), ticks_(ticks) {}
     void tick() {
@@ -103,13 +102,11 @@ template <int Parts> class TileWork {
     int64_t steps_, ticks_, due_ = 0;
 };
 
-constexpr int64_t kWeightsPart = kStripRows * kPrefillKeys / 2;
-
 // A strip between its two products.
 struct Weighed {
     Strip strip;
     float* s;                // [32, kPrefillKeys], scores
-    Pair* weights;           // [parts, padded / 32, 32, 16], parts kWeightsPart apart
+    Pair* weights;           // [slices, padded / 32, 32, 16], slices kWeightsSlice apart
     Vec factors[2];          // of what the rows have summed so far
     int64_t padded() const { return strip.to - strip.from; }
     bool both() const { return strip.count > kTile; }
@@ -117,14 +114,14 @@ struct Weighed {
 };
 
 // Turns the raw products of a strip into weights exp(score − peak) as pairs, and adds them to totals[32, W].
-template <int Parts>
-void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visible visible, float* peaks, float* totals, TileWork<Parts> work) {
+template <int Slices>
+void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visible visible, float* peaks, float* totals, TileWork<Slices> work) {
     const int64_t padded = w.padded();
     const float scale = post_scale(c), power = scale * kLog2OfE;
     auto put = [](Vec a, Vec b, Pair* to) {
-        Vec pairs[Parts];
-        pairs_in_parts<Parts>(a, b, pairs);
-        PH_UNROLL(3) for (int i = 0; i < Parts; ++i) store_any(to + i * kWeightsPart, pairs[i]);
+        Vec pairs[Slices];
+        pairs_in_slices<Slices>(a, b, pairs);
+        store_slices<Slices>(pairs, to, kWeightsSlice);
     };
     const bool plain = c.softcap <= 0 && scale == c.scale && visible != Visible::some && padded == w.strip.keys.length;
     for (int64_t first = 0; first < (w.both() ? kStripRows : kTile); first += kTile) {
@@ -143,16 +140,16 @@ void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visible visib
         const Vec before = load(peaks + first), peak = larger(fold<W / 2, Larger>(most), before);
         store_any(peaks + first, peak);
         // 0 for rows that see no key yet: 2^−∞ is 0, and a NaN among the scores stays one.
-        const Vec at = choose((VecInt)(peak == splat(kMinusInfinity)), Vec{}, peak), origin = Parts == 3 ? at : at * power;
+        const Vec at = choose((VecInt)(peak == splat(kMinusInfinity)), Vec{}, peak), origin = Slices == 3 ? at : at * power;
         w.factors[first / kTile] = choose((VecInt)(before == at), splat(1.0f), power_of_two((before - at) * power));
         alignas(64) float origins[kTile], factors[kTile];
         store_any(origins, -origin);
         store_any(factors, w.factors[first / kTile]);
         for (int64_t m = 0; m < kTile; ++m, s += kPrefillKeys) {
             const Vec from = splat(origins[m]);
-            // The precision that is left of a weight in so many parts.
+            // The precision that is left of a weight in so many slices.
             auto weight = [&](Vec score) {
-                if constexpr (Parts == 3) return power_of_two((score + from) * power);
+                if constexpr (Slices == 3) return power_of_two((score + from) * power);
                 else return power_of_two_for_pairs(multiply_add(from, score, splat(power)));
             };
             Pair* to = w.weights + (first + m) * kTile;
@@ -180,27 +177,26 @@ void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visible visib
 
 // The rows of a block of work with one block of keys after the other. There is memory for whole strips of rows.
 template <class T> class TiledRows {
-    static constexpr int parts = kParts<T>;
-    // Whether the sums of a block begin with 0: products of parts are many, and each would be rounded like sums of all.
-    static constexpr bool apart = parts == 3;
-    using Product = TileProduct<parts>;
-    using Work = TileWork<parts>;
+    static constexpr int slices = kSlices<T>;
+    static constexpr bool apart = kSumsApart<slices>;
+    using Product = TileProduct<slices>;
+    using Work = TileWork<slices>;
 
   public:
     TiledRows(const Attention& c, const Plan& p, const Rows& rows, State& state, Arena& arena)
-        : c_(c), p_(p), rows_(rows), state_(state), steps_(c.key_dim / 2), q_(arena.take<Pair>(parts * p.rows * steps_)),
-          k_(arena.take<Pair>(parts * kPrefillKeys * steps_)), v_(arena.take<Pair>(parts * kPrefillKeys / 2 * p.width)),
+        : c_(c), p_(p), rows_(rows), state_(state), steps_(c.key_dim / 2), q_(arena.take<Pair>(slices * p.rows * steps_)),
+          k_(arena.take<Pair>(slices * kPrefillKeys * steps_)), v_(arena.take<Pair>(slices * kPrefillKeys / 2 * p.width)),
           totals_(arena.take<float>(p.rows * W)), sums_(arena.take<float>(kStripRows * p.width)) {
         for (Weighed& w : weighed_)
-            w.s = arena.take<float>(kStripRows * kPrefillKeys), w.weights = arena.take<Pair>(parts * kWeightsPart);
+            w.s = arena.take<float>(kStripRows * kPrefillKeys), w.weights = arena.take<Pair>(slices * kWeightsSlice);
         __builtin_memset(totals_, 0, p.rows * W * sizeof(float));
         for (int64_t i = rows.count; i < p.rows; ++i) state.peak[i] = 0;  // of rows that are not there
         for (int64_t i = 0; i < p.rows; ++i)
             for (int64_t k = 0; k < steps_; k += kTile) {
-                Vec pairs[parts] = {};
-                if (i < rows.count) pairs_in_parts(query<T>(c, rows, i) + 2 * k, pairs);
+                Vec pairs[slices] = {};
+                if (i < rows.count) pairs_in_slices(query<T>(c, rows, i) + 2 * k, pairs);
                 Pair* to = q_of(i / kStripRows * kStripRows) + k * kStripRows + i % kStripRows * kTile;
-                PH_UNROLL(3) for (int part = 0; part < parts; ++part) store_any(to + part * kStripRows * steps_, pairs[part]);
+                store_slices<slices>(pairs, to, kStripRows * steps_);
             }
     }
 
@@ -222,7 +218,7 @@ template <class T> class TiledRows {
             Weighed &now = weighed_[number % 2], &other = weighed_[(number + 1) % 2];
             const Weighed before = other;
             more = begin(other);
-            weigh_strip<parts>(c_, rows_, now, visible, state_.peak + now.strip.row, totals_ + now.strip.row * W,
+            weigh_strip<slices>(c_, rows_, now, visible, state_.peak + now.strip.row, totals_ + now.strip.row * W,
                                Work(number ? values(before) : Product(), more ? scores(other) : Product(), now.ticks()));
             if (number) add(before);
         }
@@ -237,37 +233,31 @@ template <class T> class TiledRows {
     }
 
   private:
-    Pair* q_of(int64_t row) const { return q_ + parts * row * steps_; }
+    Pair* q_of(int64_t row) const { return q_ + slices * row * steps_; }
 
     // Keys and values behind the last key are 0, up to whole panels.
     void pack(int64_t length, const Content<T>& from) {
-        const int64_t padded = up_to(length, kPanelColumns);
+        const int64_t padded = up_to(length, kTwoTiles);
         for (int64_t j = 0; j < padded; j += W)
             for (int64_t k = 0; k < steps_; k += W) {
-                Vec block[parts][W];
-                for (int64_t n = 0; n < W; ++n) {
-                    Vec pairs[parts] = {};
-                    if (j + n < length) pairs_in_parts(from.k + (j + n) * from.k_token + 2 * k, pairs);
-                    PH_UNROLL(3) for (int part = 0; part < parts; ++part) block[part][n] = pairs[part];
-                }
-                Pair* to = k_ + (parts * (j / kPanelColumns) * steps_ + k) * kPanelColumns + j % kPanelColumns;
-                PH_UNROLL(3) for (int part = 0; part < parts; ++part, to += steps_ * kPanelColumns) {
-                    transpose_in_registers(block[part]);
-                    PH_UNROLL(16) for (int64_t n = 0; n < W; ++n) store_any(to + n * kPanelColumns, block[part][n]);
-                }
+                auto key = [&](int64_t n, Vec* pairs) {
+                    if (j + n < length) pairs_in_slices(from.k + (j + n) * from.k_token + 2 * k, pairs);
+                };
+                Pair* to = k_ + (slices * (j / kTwoTiles) * steps_ + k) * kTwoTiles + j % kTwoTiles;
+                transpose_in_slices<slices>(key, to, kTwoTiles, steps_ * kTwoTiles);
             }
         for (int64_t j = 0; j < padded; j += 2)
             for (int64_t d = 0; d < p_.width; d += W) {
                 const T* row = from.v + j * from.v_token + d;
-                Vec pairs[parts];
-                pairs_of_rows<T>(j < length ? load(row) : Vec{}, j + 1 < length ? load(row + from.v_token) : Vec{}, pairs);
-                Pair* to = v_ + parts * (d / kPanelColumns) * kValuesPart + j / 2 * kPanelColumns + d % kPanelColumns;
-                PH_UNROLL(3) for (int part = 0; part < parts; ++part) store_any(to + part * kValuesPart, pairs[part]);
+                Vec pairs[slices];
+                pairs_of_two_rows<slices>(j < length ? load(row) : Vec{}, j + 1 < length ? load(row + from.v_token) : Vec{}, pairs);
+                Pair* to = v_ + slices * (d / kTwoTiles) * kValuesSlice + j / 2 * kTwoTiles + d % kTwoTiles;
+                store_slices<slices>(pairs, to, kValuesSlice);
             }
     }
 
     Product scores(const Weighed& w) const {
-        return {w.both(), q_of(w.strip.row), kStripRows * steps_, k_ + parts * w.strip.from * steps_, steps_ * kPanelColumns,
+        return {w.both(), q_of(w.strip.row), kStripRows * steps_, k_ + slices * w.strip.from * steps_, steps_ * kTwoTiles,
                 steps_, w.s, kPrefillKeys, w.padded(), false};
     }
 
@@ -279,7 +269,7 @@ template <class T> class TiledRows {
                 float* x = to + (half * kTile + m) * p_.width;
                 for (int64_t d = 0; d < p_.width; d += W) store_any(x + d, load(x + d) * w.factors[half][m]);
             }
-        return {w.both(), w.weights, kWeightsPart, v_ + w.strip.from / 2 * kPanelColumns, kValuesPart,
+        return {w.both(), w.weights, kWeightsSlice, v_ + w.strip.from / 2 * kTwoTiles, kValuesSlice,
                 w.padded() / 2, apart ? sums_ : to, p_.width, p_.width, !apart};
     }
 
@@ -293,14 +283,13 @@ template <class T> class TiledRows {
         }
     }
 
-    static constexpr int64_t kValuesPart = kPrefillKeys / 2 * kPanelColumns;
     const Attention& c_;
     const Plan& p_;
     const Rows& rows_;
     State& state_;
     int64_t steps_;
-    Pair *q_;        // [strips, parts, steps / 16, 32, 16]
-    Pair *k_, *v_;   // [4, parts, steps, 32] and [width / 32, parts, 64, 32]
+    Pair *q_;        // [strips, slices, steps / 16, 32, 16]
+    Pair *k_, *v_;   // [4, slices, steps, 32] and [width / 32, slices, 64, 32]
     float* totals_;  // [rows, W]
     float* sums_;    // [32, width], of weights and values of a strip and a block
     Weighed weighed_[2];
@@ -313,9 +302,9 @@ void prefill_tiles(const Attention& c, const Plan& p, const Rows& rows, int64_t 
     float* good_k = arena.take<float>(kPrefillKeys * c.key_dim);
     float* good_v = arena.take<float>(kPrefillKeys * c.value_dim);
     T* scratch = arena.take<T>(kPrefillKeys * (c.key_dim + c.value_dim));
-    const bool checked = c.low || c.keep || kParts<T> > 1;  // the parts of what is infinite are not finite numbers
+    const bool masked = c.low || c.keep;
     auto block = [&](const Keys& keys, Visible visible, Content<T> from) {
-        if (checked && !all_finite<T>(c, keys, from))
+        if (masked && !all_finite<T>(c, keys, from))
             from = without_nonfinite<T>(c, rows, keys, from, good_k, good_v, state);
         tiled.block(keys, visible, from);
     };

@@ -10,6 +10,7 @@
 namespace polyhead::PH_NAMESPACE {
 
 constexpr int64_t kTile = 16;        // rows, pairs and columns
+constexpr int64_t kTwoTiles = 2 * kTile;  // rows and columns that the registers hold of C
 constexpr int64_t kTileSteps = 64;   // pairs of a left factor that are turned round at a time
 
 #if defined(PH_TILE_MODEL)
@@ -154,14 +155,14 @@ inline void product_of_tiles(Next& next, int64_t rows, const Pair* a, int64_t a_
         multiply_tiles<R, N>(a + k, a_stride, b + k * b_stride, b_stride);
     }
     if (k < K) {
-        alignas(64) Pair left[2 * kTile * kTile] = {}, right[kTile * 2 * kTile] = {};
+        alignas(64) Pair left[kTwoTiles * kTile] = {}, right[kTile * kTwoTiles] = {};
         for (int64_t m = 0; m < rows; ++m)
             __builtin_memcpy(left + m * kTile, a + m * a_stride + k, (K - k) * sizeof(Pair));
         for (int64_t i = 0; k + i < K; ++i) {
             lines.ask(k + i);
-            __builtin_memcpy(right + i * 2 * kTile, b + (k + i) * b_stride, N * kTile * sizeof(Pair));
+            __builtin_memcpy(right + i * kTwoTiles, b + (k + i) * b_stride, N * kTile * sizeof(Pair));
         }
-        multiply_tiles<R, N>(left, kTile, right, 2 * kTile);
+        multiply_tiles<R, N>(left, kTile, right, kTwoTiles);
     }
     store_sums<R, N>(c, c_stride);
 }
@@ -203,7 +204,7 @@ inline void tiled_product(Next& next, int64_t rows, const Pair* a, int64_t a_str
         else product_of_rows<1>(next, rows, left, left_stride, right, b_stride, steps, c, c_stride, vectors, add);
     };
     if constexpr (Transposed) {
-        alignas(64) Pair turned[2 * kTile * kTileSteps];
+        alignas(64) Pair turned[kTwoTiles * kTileSteps];
         for (int64_t k = 0; k < K; k += kTileSteps) {
             const int64_t steps = K - k < kTileSteps ? K - k : kTileSteps;
             transpose_tile(a + k * a_stride, a_stride, steps, rows, turned);

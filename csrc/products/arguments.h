@@ -36,12 +36,12 @@ struct Gemv {
 // Scratch memory of GEMM, for the widest vectors: packed rows that all threads read, of x and of hidden
 // features; of each thread sums, rows of weights as they are multiplied, and what gates are made of.
 constexpr int64_t kBlockRows = 768, kMostPanel = 96, kMostTileRows = 6, kMostWidth = 16;
-// With matrix tiles: parts that a number is a sum of, pairs of all parts along K of a panel, and its columns.
-constexpr int64_t kMostParts = 3, kMostTilePairs = 480, kMostColumns = 288;
+// With matrix tiles: slices that a number is a sum of, pairs of all slices along K of a panel, and its columns.
+constexpr int64_t kMostSlices = 3, kMostSlicedSteps = 480, kMostColumns = 288;
 constexpr int64_t kSumsNumbers = 2 * kMostTileRows * kMostPanel * kMostWidth;
 inline int64_t panel_row(int64_t features) { return (features + kMostWidth - 1) / kMostWidth * kMostWidth + kMostWidth; }
 inline int64_t panel_numbers(int64_t features) {
-    const int64_t rows = kMostPanel * panel_row(features), tiles = kMostTilePairs * kMostColumns;
+    const int64_t rows = kMostPanel * panel_row(features), tiles = kMostSlicedSteps * kMostColumns;
     return rows > tiles ? rows : tiles;
 }
 constexpr int64_t kBlockNumbers = 1 << 23, kLeastBlockRows = 96;  // of packed rows, where features are many: 32 MB
@@ -51,8 +51,8 @@ inline int64_t most_block_rows(int64_t features) {
     return fit >= kBlockRows ? kBlockRows : fit > kLeastBlockRows ? fit : kLeastBlockRows;
 }
 inline int64_t rows_of_block(int64_t rows, int64_t features) { return rows < most_block_rows(features) ? rows : most_block_rows(features); }
-// Of packed rows, each element half a number of every part.
-inline int64_t rows_numbers(int64_t rows, int64_t features) { return rows * panel_row(features) * kMostParts / 2; }
+// Of packed rows, each element half a number of every slice.
+inline int64_t rows_numbers(int64_t rows, int64_t features) { return rows * panel_row(features) * kMostSlices / 2; }
 struct GemmScratch {
     int64_t x_numbers, hidden_numbers, panel_numbers, sums_numbers, gates_numbers;
     float* at;

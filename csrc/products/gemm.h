@@ -31,9 +31,9 @@ template <class E> constexpr int64_t kColumnUnit<Outer<E>> = kOuterColumns;
 template <class E> constexpr int64_t kRowsOfTile<Outer<E>> = kOuterRows;
 #if PH_TILES
 template <class T> constexpr int64_t kPanel<Tiled<T>> = kTilePanel;
-template <class T> constexpr int64_t kColumnUnit<Tiled<T>> = kGroup;
-template <class T> constexpr int64_t kHiddenUnit<Tiled<T>> = kGroup;
-template <class T> constexpr int64_t kRowsOfTile<Tiled<T>> = 2 * kTile;
+template <class T> constexpr int64_t kColumnUnit<Tiled<T>> = kTwoTiles;
+template <class T> constexpr int64_t kHiddenUnit<Tiled<T>> = kTwoTiles;
+template <class T> constexpr int64_t kRowsOfTile<Tiled<T>> = kTwoTiles;
 #endif
 
 // dots[R, kPanel<E>] of R packed rows with `count` rows of W, of K elements each.
@@ -164,8 +164,9 @@ void write_dots(const float* dots, int64_t rows, const T* bias, int64_t count, b
 // Calls done(first row, rows, n, columns, dots [rows, kPanel<E>]) for the tiles of a thread and every panel [n, n + columns) of the rows
 // [first, last) of a weight; x is packed.
 template <class T, class E, class Done>
-void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
-                 const GemmScratch& scratch, int thread, const Done& done) {
+std::enable_if_t<!kInAnyOrder<E>>
+over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
+            const GemmScratch& scratch, int thread, const Done& done) {
     const int64_t elements = elements_of<E>(K), width = whole_vectors(elements);
     for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
         count = last - n < kPanel<E> ? last - n : kPanel<E>;
@@ -179,53 +180,29 @@ void over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, in
     }
 }
 
-// The same by outer products: sums of all tiles are kept from one part of K to the next.
+// The same in any order: sums of all tiles are kept from one part of K to the next.
 template <class T, class E, class Done>
-void over_panels(const Outer<E>* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
-                 const GemmScratch& scratch, int thread, const Done& done) {
-    const int64_t elements = whole_vectors(elements_of<E>(K));
-    Outer<E>* panel = (Outer<E>*)scratch.panel(thread);
+std::enable_if_t<kInAnyOrder<E>>
+over_panels(const E* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
+            const GemmScratch& scratch, int thread, const Done& done) {
+    const int64_t width = whole_vectors(elements_of<E>(K)), steps = width / kSlicesOf<E>;
+    E* panel = (E*)scratch.panel(thread);
     for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
         count = last - n < kPanel<E> ? last - n : kPanel<E>;
         int64_t k = 0, part;
         do {
-            part = elements - k > kOuterSteps * 5 / 4 ? kOuterSteps : elements - k;
+            part = steps - k > kPanelSteps<E> * 5 / 4 ? kPanelSteps<E> : steps - k;
             transpose_panel<T>(f, n, count, K, k, part, panel);
-            float dots[kRowsOfTile<Outer<E>> * kPanel<E>];
+            alignas(64) float dots[kRowsOfTile<E> * kPanel<E>];
             for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
                 const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
-                float* sums = part == elements ? dots : scratch.sums(thread) + row * kPanel<E>;
-                multiply_panel(rows, x + row * elements + k * rows, panel, count, part, sums, kPanel<E>, k > 0);
-                if (k + part == elements) done(row, rows, n, count, sums);
+                float* sums = part == steps ? dots : scratch.sums(thread) + row * kPanel<E>;
+                multiply_panel(rows, x + row * width + k * rows, rows * steps, panel, count, part, sums, kPanel<E>, k > 0);
+                if (k + part == steps) done(row, rows, n, count, sums);
             }
-        } while ((k += part) < elements);
+        } while ((k += part) < steps);
     }
 }
-
-#if PH_TILES
-// The same on matrix tiles.
-template <class T, class E, class Done>
-void over_panels(const Tiled<E>* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, TilesOfRows tiles, const Share& share,
-                 const GemmScratch& scratch, int thread, const Done& done) {
-    const int64_t pairs = pairs_of_row(K);
-    Tiled<E>* panel = (Tiled<E>*)scratch.panel(thread);
-    for (int64_t n = first, count; n < last && share.first_tile < share.last_tile; n += count) {
-        count = last - n < kTilePanel ? last - n : kTilePanel;
-        int64_t k = 0, part;
-        do {
-            part = pairs - k > kTilePart<E> * 5 / 4 ? kTilePart<E> : pairs - k;
-            tile_panel<T>(f, n, count, K, k, part, panel);
-            alignas(64) float dots[2 * kTile * kTilePanel];
-            for (int64_t t = share.first_tile; t < share.last_tile; ++t) {
-                const int64_t row = tiles.start(t), rows = tiles.start(t + 1) - row;
-                float* sums = part == pairs ? dots : scratch.sums(thread) + row * kTilePanel;
-                multiply_panel(rows, x + kParts<E> * row * pairs + k * rows, rows * pairs, panel, count, part, sums, k > 0);
-                if (k + part == pairs) done(row, rows, n, count, sums);
-            }
-        } while ((k += part) < pairs);
-    }
-}
-#endif
 
 template <class T, class E> void gemm_of(const Gemm& p, int thread, int threads) {
     int64_t columns = 0;

@@ -2,6 +2,7 @@
 // packed for the last product. Each row has the bits of GEMV, unless blocks are multiplied in pairs or the order is free.
 #pragma once
 
+#include "../common/arena.h"
 #include "activations.h"
 #include "gemm.h"
 
@@ -38,7 +39,7 @@ template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n,
 }
 #if PH_TILES
 template <class E> void pack_panel(const float* hidden, int64_t rows, int64_t n, int64_t columns, int64_t elements, Tiled<E>* to) {
-    const int64_t pairs = elements / kParts<E>;
+    const int64_t pairs = elements / kSlices<E>;
     pack_tile(hidden, kTilePanel, rows, columns, to + n / 2 * rows, pairs * rows);
 }
 #endif

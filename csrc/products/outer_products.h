@@ -16,7 +16,8 @@ template <class E> constexpr bool kInAnyOrder<Outer<E>> = true;
 template <> inline int64_t elements_of<Outer<float>>(int64_t K) { return K; }
 
 constexpr int kOuterRows = PH_WIDTH == 16 ? 8 : 6, kOuterVectors = PH_WIDTH == 16 ? 3 : 2;
-constexpr int64_t kOuterSteps = 768;  // elements along K of a panel
+constexpr int64_t kOuterSteps = 768;
+template <class E> constexpr int64_t kPanelSteps<Outer<E>> = kOuterSteps;
 static_assert(kOuterSteps * 5 / 4 <= kMostOuterPart);
 constexpr int64_t kOuterRun = 256;    // numbers of a row of blocks that are unpacked at a time
 // Elements that are added up one after another before the sum is added to others, which keeps the rounding of long ones
@@ -197,7 +198,7 @@ inline void sum_of_run(const E* x, const E* panel, int64_t elements, float* sums
 // sums[rows, count], `stride` apart: a packed tile of x with a panel; added to what is there, if so. A tile of more than
 // kMaxStepRows rows has as many as most, or one less.
 template <class E>
-void multiply_panel(int64_t rows, const Outer<E>* x, const Outer<E>* panel, int64_t count, int64_t elements, float* sums, int64_t stride, bool add) {
+void multiply_panel(int64_t rows, const Outer<E>* x, int64_t, const Outer<E>* panel, int64_t count, int64_t elements, float* sums, int64_t stride, bool add) {
     constexpr int64_t columns = kOuterColumns;
     for (int64_t n = 0; n < count; n += columns, panel += columns * elements) {
         const int vectors = (int)(((count - n < columns ? count - n : columns) + W - 1) / W);

@@ -51,6 +51,9 @@ template <class E> inline int64_t elements_of(int64_t K) {
 }
 
 template <class E> constexpr bool kInAnyOrder = false;  // not that of GEMV
+// Of products in any order: elements along K of a panel, and the slices that rows lie in.
+template <class E> constexpr int64_t kPanelSteps = 0;
+template <class E> constexpr int kSlicesOf = 1;
 
 // Rows of W: elements of row n from at + n · row on.
 template <class E> struct WeightRows {

@@ -220,7 +220,7 @@ def test_a_scale_may_be_any_number(code, T, scale):
 @pytest.mark.parametrize("content", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_masked_does_not_leak_and_what_is_not_does(code, T, content):
     torch.manual_seed(0)
-    q, k, v = torch.randn(1, 4, T, 64), torch.randn(1, 2, 90, 64), torch.randn(1, 2, 90, 64)
+    q, k, v = torch.randn(1, 6, T, 64), torch.randn(1, 2, 90, 64), torch.randn(1, 2, 90, 64)
     for name, tensor in (("k", k), ("v", v)):
         spoiled = tensor.clone()
         spoiled[:, 0, 70:] = content
@@ -231,8 +231,24 @@ def test_what_is_masked_does_not_leak_and_what_is_not_does(code, T, content):
             assert torch.equal(ph.attention(q, seen["k"], seen["v"], **arguments), clean)
             if T > 1:
                 causal = ph.attention(q, seen["k"], seen["v"], mask=ph.Causal(), kernel="native")
-                assert causal[:, :2].isnan().all()
-                assert causal[:, 2:].isfinite().all()
+                assert causal[:, :3].isnan().all()
+                assert causal[:, 3:].isfinite().all()
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("content", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_stays_in_its_column(code, dtype, content):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 60, 64).to(dtype) for _ in "qkv")
+    spoiled = v.to(dtype, copy=True)
+    spoiled[..., 50, 7] = content
+    with native.using(code):
+        clean = ph.attention(q, k, v, kernel="native")
+        found = ph.attention(q, k, spoiled, kernel="native")
+    assert not found[..., 7].isfinite().any()
+    clean[..., 7] = found[..., 7] = 0
+    assert torch.equal(found, clean)
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)

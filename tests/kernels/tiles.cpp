@@ -83,11 +83,11 @@ template <class T> std::vector<T> random_numbers(int64_t count, float size) {
     return numbers;
 }
 
-// A tile of rows of T with a panel of a weight, as parts of E: float32 has the error of sums in float32.
-template <class T, class E = T> bool is_right_in_parts(int64_t rows, int64_t K, int64_t columns, bool transposed) {
+// A tile of rows of T with a panel of a weight, as slices of E: float32 has the error of sums in float32.
+template <class T, class E = T> bool is_right_in_slices(int64_t rows, int64_t K, int64_t columns, bool transposed) {
     const auto x = random_numbers<T>(rows * (K + 3), 1), w = random_numbers<T>(K * columns, 1);
     const int64_t pairs = pairs_of_row(K);
-    std::vector<Tiled<E>> left(kParts<E> * rows * pairs), right(kParts<E> * polyhead::up_to(columns, kGroup) * pairs);
+    std::vector<Tiled<E>> left(kSlices<E> * rows * pairs), right(kSlices<E> * polyhead::up_to(columns, kTwoTiles) * pairs);
     std::vector<float> sums(rows * kTilePanel, 7.0f);
     if (transposed) {
         std::vector<T> turned(K * (rows + 2));
@@ -99,8 +99,8 @@ template <class T, class E = T> bool is_right_in_parts(int64_t rows, int64_t K, 
     }
     polyhead::LinearWeight f{w.data(), nullptr, columns};
     f.transposed = transposed;
-    tile_panel<T>(f, 0, columns, K, 0, pairs, right.data());
-    multiply_panel(rows, left.data(), pairs * rows, right.data(), columns, pairs, sums.data(), false);
+    transpose_panel<T>(f, 0, columns, K, 0, pairs, right.data());
+    multiply_panel(rows, left.data(), pairs * rows, right.data(), columns, pairs, sums.data(), kTilePanel, false);
     for (int64_t m = 0; m < rows; ++m)
         for (int64_t n = 0; n < columns; ++n) {
             double sum = 0, size = 0;
@@ -175,9 +175,9 @@ int main() {
         for (int64_t K : {1, 31, 32, 97, 300})
             for (int64_t columns : {1, 16, 17, 65})
                 for (bool transposed : {false, true}) {
-                    if (!is_right_in_parts<BFloat16>(rows, K, columns, transposed) || !is_right_in_parts<Half>(rows, K, columns, transposed) ||
-                        !is_right_in_parts<Half, float>(rows, K, columns, transposed) || !is_right_in_parts<float>(rows, K, columns, transposed)) {
-                        std::printf("wrong: rows %d, inputs %d, columns %d, transposed %d, in parts\n", (int)rows, (int)K, (int)columns, transposed);
+                    if (!is_right_in_slices<BFloat16>(rows, K, columns, transposed) || !is_right_in_slices<Half>(rows, K, columns, transposed) ||
+                        !is_right_in_slices<Half, float>(rows, K, columns, transposed) || !is_right_in_slices<float>(rows, K, columns, transposed)) {
+                        std::printf("wrong: rows %d, inputs %d, columns %d, transposed %d, in slices\n", (int)rows, (int)K, (int)columns, transposed);
                         return 1;
                     }
                     ++compared;
@@ -189,7 +189,7 @@ int main() {
                     const int64_t V = D == 32 ? 64 : 32;
                     if (!attends<BFloat16>(polyhead::kBFloat16, 1e-2, heads, queries, keys, D, V, bounded) ||
                         !attends<Half>(polyhead::kFloat16, 1e-3, heads, queries, keys, D, V, bounded) ||
-                        (heads * queries >= kRowsInParts &&
+                        (heads * queries >= kLeastSlicedRows &&
                          !attends<float>(polyhead::kFloat32, 5e-6, heads, queries, keys, D, V, bounded))) {
                         std::printf("wrong: %d heads, %d queries, %d keys, D %d, bounded %d\n", (int)heads, (int)queries, (int)keys, (int)D, bounded);
                         return 1;

@@ -27,7 +27,7 @@ _OF_DTYPE = {
     torch.int8: ("int8_quads",),
 }
 _TILE_PRODUCTS = {"bf16_tiles": 1, "fp16_tiles": 4, "fp32_tiles": 6}
-"""Products on matrix tiles that one of a dtype takes (``csrc/common/parts.h``)."""
+"""Products on matrix tiles that one of a dtype takes (``csrc/common/slices.h``)."""
 
 
 def instructions(dtype: torch.dtype) -> list[str]:
