@@ -529,26 +529,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+def calls() -> Iterator[Any]:
+    """Of each layer the code that allocates all that is planned; the other one at test-all.
+
+    There in bfloat16 too: the same tensors at half the size, which torch multiplies at a tenth of
+    its speed where the processor cannot.
+    """
+    for name, case in LAYERS.items():
+        for code in ("native", "torch"):
+            for dtype in ("float32", "bfloat16"):
+                often = (code, dtype) == (case.reached, "float32") and name != "latent queries"
+                yield pytest.param(name, code, dtype, marks=() if often else pytest.mark.slow)
+
+
 @pytest.mark.usefixtures("one_thread")
-@pytest.mark.parametrize(
-    ("code", "dtype"),
-    [
-        ("native", "float32"),
-        ("torch", "float32"),
-        # The same tensors at half the size; torch multiplies in bfloat16 at a tenth of its speed
-        # where the processor cannot.
-        pytest.param("native", "bfloat16", marks=pytest.mark.slow),
-        pytest.param("torch", "bfloat16", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    "name",
-    # What the queries' latent adds is seen at test-all: in tiles the two cost a second each.
-    [
-        pytest.param(name, marks=pytest.mark.slow) if name == "latent queries" else name
-        for name in LAYERS
-    ],
-)
+@pytest.mark.parametrize(("name", "code", "dtype"), list(calls()))
 def test_planned_activations_are_those_that_are_allocated(
     name: str, code: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
