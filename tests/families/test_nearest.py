@@ -112,6 +112,16 @@ def test_a_key_under_another_name_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("key", ["num_hidden_layers", "num_layers", "inner_group_num"])
+@pytest.mark.parametrize("count", [2_000_000_000, "2000000000"])
+def test_as_many_layers_as_no_model_has_are_not_counted(
+    tmp_path: Path, key: str, count: object
+) -> None:
+    _saved(tmp_path, "llama", **{key: count})
+    with pytest.raises(ConfigError, match=WORDS):
+        load_checkpoint(tmp_path)
+
+
 def test_what_is_near_to_nothing_lists_what_is_supported(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "novel", "waves": 3, "tides": [1, 2]}')
     save_file(

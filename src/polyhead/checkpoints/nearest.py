@@ -105,7 +105,7 @@ def nearest(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
         values: config.json's object.
         shapes: Of the files' tensors.
     """
-    bare = {key: value for key, value in values.items() if key != "model_type"}
+    bare = _with_few_layers({key: values[key] for key in values if key != "model_type"})
     kinds = {_NUMBER.sub("#", name): name for name in reversed([*shapes])}
     told = [key for key in bare if key not in HARMLESS]
     most = (len(told) + len(kinds)) / 3
@@ -114,6 +114,18 @@ def nearest(values: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
     exact = [_by_tensors(each, bare, shapes, [*kinds.values()]) for each in rough[:_TRIED]]
     fewest = min((each.count for each in exact), default=0)
     return [each for each in exact if each.count == fewest and fewest <= most]
+
+
+def _with_few_layers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Not so many that reading them as every family, and naming their tensors, takes long."""
+
+    def few(key: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return _with_few_layers(value)
+        counts = isinstance(value, int) and key.endswith(("layer", "layers"))
+        return min(value, _MOST_LAYERS) if counts else value
+
+    return {key: few(key, value) for key, value in values.items()}
 
 
 class _Lenient(Keys):
@@ -126,10 +138,6 @@ class _Lenient(Keys):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.missing: list[str] = []
-
-    def num_layers(self, key: str) -> int:
-        """Not so many that reading them as every family takes long."""
-        return min(super().num_layers(key), _MOST_LAYERS)
 
     def take(self, key: str, default: Any = MISSING) -> Any:
         if default is not MISSING or self.has(key) or key in self._defaults:

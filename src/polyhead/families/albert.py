@@ -107,8 +107,10 @@ _LAYER = {
 
 def _layers(values: Mapping[str, Any]) -> list[Rule]:
     """A group's weights are the first layer's that has them."""
-    num_layers = int(values["num_hidden_layers"])
+    num_layers: int = values["num_hidden_layers"]
     groups, inner = values.get("num_hidden_groups", 1), values.get("inner_group_num", 1)
+    if num_layers * inner > _MOST:  # refused by ``read``, but not every file has been read
+        raise ValueError(f"at most {_MOST} layers: got {num_layers} * {inner}")
     rules: list[Rule] = []
     for number, owner in enumerate(dict.fromkeys(owners(num_layers, groups, inner))):
         group, j = divmod(number, inner)

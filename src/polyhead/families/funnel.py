@@ -161,7 +161,7 @@ def table(values: Mapping[str, Any]) -> Tensors:
     keys = Keys({"block_sizes": (4, 4, 4), **values}, "config.json")
     sizes = _read_blocks(keys)
     without = ending(values.get("architectures")) == SEQUENCE
-    count = 0 if without else int(values.get("num_decoder_layers", 2))
+    count: int = 0 if without else values.get("num_decoder_layers", 2)
     places, at = [], 0
     for block, size in enumerate(sizes):
         places += [(f"encoder.blocks.{block}.{j}.", at + j) for j in range(size)]

@@ -208,7 +208,7 @@ _RULES = (
 
 
 def table(values: Mapping[str, Any]) -> Tensors:
-    count = int(values["num_hidden_layers"])
+    count: int = values["num_hidden_layers"]
     types = values.get("layer_types") or _default_types(count)
     first = _with_vectors(types)[0] if FULL in types else 0
     # A tied head is the embedding's projection and table, which files may hold twice.
