@@ -1,6 +1,6 @@
 // Compares products on matrix tiles, and attention on them, with sums in double: every dtype, and numbers of rows, pairs
-// and columns around whole tiles. Says how many it compared, or the first that differs. With PH_TILE_MODEL the
-// instructions are plain code.
+// and columns around whole tiles; with an argument, every number of rows. Says how many it compared, or the first that
+// differs. With PH_TILE_MODEL the instructions are plain code.
 
 #include <algorithm>
 #include <cmath>
@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -153,15 +154,15 @@ template <class T> bool attends(polyhead::Dtype dtype, double error, int64_t hea
 }
 }  // namespace
 
-constexpr int64_t kRows[] = {1, 2, 7, 8, 9, 15, 16, 17, 23, 31, 32};
-
-int main() {
+int main(int argc, char**) {
 #if !defined(PH_TILE_MODEL)
     if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) return 2;  // Linux does not give out the registers
 #endif
     const TilesInUse tiles;
+    std::vector<int64_t> numbers_of_rows = {1, 2, 7, 8, 9, 15, 16, 17, 23, 31, 32};
+    if (argc > 1) numbers_of_rows.resize(32), std::iota(numbers_of_rows.begin(), numbers_of_rows.end(), 1);
     int compared = 0;
-    for (int64_t rows : kRows)
+    for (int64_t rows : numbers_of_rows)
         for (int64_t K : {1, 15, 16, 17, 32, 40, 63, 64, 65, 130})
             for (int64_t vectors : {1, 2, 3, 4})
                 for (Factors kind : {none, ones, others}) {
@@ -173,7 +174,7 @@ int main() {
                     }
                     ++compared;
                 }
-    for (int64_t rows : kRows)
+    for (int64_t rows : numbers_of_rows)
         for (int64_t K : {1, 31, 32, 97, 300})
             for (int64_t columns : {1, 16, 17, 65})
                 for (bool transposed : {false, true}) {
