@@ -16,15 +16,16 @@ template <int M> constexpr bool kWide = PH_WIDTH == 16 && M <= 3;
 // Queries in the form that products want: float32, or bfloat16 pairs where the processor takes those.
 template <class T> constexpr bool kPairs = PH_PAIRS && __is_same(T, BFloat16);
 
-// A row to prefetch: one cache line for each line that is read now, so that memory and arithmetic overlap;
-// requested in bursts they would wait for each other.
+// A row to prefetch, into the first cache or the second: one cache line for each line that is read now, so that memory
+// and arithmetic overlap; requested in bursts they would wait for each other.
 inline void prefetch(const void* row, bool first_cache) {
     if (first_cache) __builtin_prefetch(row, 0, 3);
     else __builtin_prefetch(row, 0, 2);
 }
 
-// How far ahead of the row that it reads a pass over a block prefetches. A single pass looks about `look_ahead_here.bytes`
-// ahead; of several over the same block, each looks a whole block ahead, for its share of the rows.
+// How far ahead of the row that it reads a pass over a block prefetches. A single pass looks about so many bytes
+// ahead as the processor's LookAhead has; of several over the same block, each looks a whole block ahead, for its share
+// of the rows.
 constexpr uint64_t kAllKeys = ~(uint64_t)0;
 struct Ask {
     uint64_t keys;   // a bit for each row, modulo 64: whether it looks ahead

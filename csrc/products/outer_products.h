@@ -198,7 +198,7 @@ inline void sum_of_run(const E* x, const E* panel, int64_t elements, float* sums
 // sums[rows, count], `stride` apart: a packed tile of x with a panel; added to what is there, if so. A tile of more than
 // kMaxStepRows rows has as many as most, or one less.
 template <class E>
-void multiply_panel(int64_t rows, const Outer<E>* x, int64_t, const Outer<E>* panel, int64_t count, int64_t elements, float* sums, int64_t stride, bool add) {
+void multiply_panel(int64_t rows, const Outer<E>* x, int64_t /*slice*/, const Outer<E>* panel, int64_t count, int64_t elements, float* sums, int64_t stride, bool add) {
     constexpr int64_t columns = kOuterColumns;
     for (int64_t n = 0; n < count; n += columns, panel += columns * elements) {
         const int vectors = (int)(((count - n < columns ? count - n : columns) + W - 1) / W);
