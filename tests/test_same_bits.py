@@ -40,7 +40,7 @@ def test_texts_have_the_same_bits_in_any_arrangement(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("heads", [4, 20, 64])
+@pytest.mark.parametrize("heads", [4, 12, 20, 64])
 def test_one_query_has_the_bits_that_it_has_among_others(heads, dtype):
     """Heads of one kv head: as many rows as decoding has, and few and many rows of prompts."""
     generator = torch.Generator().manual_seed(0)

@@ -7,7 +7,7 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-constexpr int64_t kDecodeRows = 16;
+constexpr int64_t kDecodeRows = 16, kDecodeRowsBesideTiles = 8;  // most; where tiles multiply 16 rows at once
 constexpr int64_t kDecodeKeys = 64;       // keys of a block in decode
 constexpr int64_t kPrefillKeys = 128;     // and in prefill
 constexpr int64_t kPrefillRows = 384;     // which share a block that is transposed and packed
@@ -66,12 +66,16 @@ inline int64_t heads_of_a_list(int64_t group, int64_t chosen_heads, int64_t most
     return 1;
 }
 
+// Rows that share a kv head, by which a way to compute them is chosen: where other rows must not change a row's bits,
+// those of one query.
+inline int64_t rows_of_kv_head(const Attention& c) { return c.heads / c.kv_heads * (c.batch_invariant ? 1 : c.queries); }
+
 // Whether prefill computes both products of a call on matrix tiles (prefill_tiles.h): if these are whole ones, and if
 // enough rows share the slices of keys and values of float32 (common/slices.h).
 inline bool is_tiled([[maybe_unused]] const Attention& c) {
 #if PH_TILES
-    const int64_t rows = c.heads / c.kv_heads * (c.batch_invariant ? 1 : c.queries);
-    return c.key_dim % kStripRows == 0 && c.value_dim % kStripRows == 0 && (c.dtype != kFloat32 || rows >= kLeastSlicedRows);
+    return c.key_dim % kStripRows == 0 && c.value_dim % kStripRows == 0 &&
+           (c.dtype != kFloat32 || rows_of_kv_head(c) >= kLeastSlicedRows);
 #else
     return false;
 #endif
@@ -82,8 +86,10 @@ inline Plan plan_of(const Attention& c, int threads) {
     const int64_t group = c.heads / c.kv_heads;
     p.keys = c.chosen ? c.chosen_count * chosen_length(c) : c.keys;
     p.width = up_to(c.value_dim, W);
-    p.batch_invariant = c.batch_invariant || c.queries == 1 || group * c.queries <= kDecodeRows;
-    p.decode = p.batch_invariant && group <= kDecodeRows && c.key_dim % W == 0 && c.value_dim % W == 0;
+    const int64_t rows = rows_of_kv_head(c);
+    const int64_t few = is_tiled(c) && c.dtype != kFloat32 ? kDecodeRowsBesideTiles : kDecodeRows;
+    p.batch_invariant = c.batch_invariant || c.queries == 1 || rows <= kDecodeRows;
+    p.decode = p.batch_invariant && rows <= few && c.key_dim % W == 0 && c.value_dim % W == 0;
     const int64_t most = is_tiled(c) ? kTiledRows : kPrefillRows;
     p.heads = group < most ? group : most;
     p.tokens = (p.decode ? kDecodeRows : most) / p.heads;

@@ -6,6 +6,9 @@
 //
 // A row's sums of weights stay apart in the lanes of a vector until the last key, and the greatest scores of sixteen
 // rows are found together, so that no row adds across lanes.
+//
+// While a block is packed the next block's keys are prefetched, and its values while tiles multiply that no vectors
+// compute beside: few rows would wait for memory.
 #pragma once
 
 #include "../common/slices.h"
@@ -17,6 +20,7 @@ namespace polyhead::PH_NAMESPACE {
 static_assert(kStripRows == kTwoTiles);
 // Between slices of the weights of a strip, and of values of 32 features.
 constexpr int64_t kWeightsSlice = kStripRows * kPrefillKeys / 2, kValuesSlice = kPrefillKeys / 2 * kTwoTiles;
+constexpr int64_t kLinesAhead = 16;  // that are prefetched between two steps
 
 template <class T> inline int64_t tiled_bytes(const Attention& c, const Plan& p) {
     constexpr int64_t slices = kSlices<T>;
@@ -86,8 +90,12 @@ template <int Slices> class TileWork {
     void tick() {
         for (due_ += steps_; due_ >= ticks_; due_ -= ticks_) step();
     }
-    void finish() {
-        while (first_.left() || second_.left()) step();
+    // Between two steps some lines of `ahead` are prefetched.
+    template <class Next> void finish(Next&& ahead) {
+        while (first_.left() || second_.left()) {
+            ahead.ask(kLinesAhead);
+            step();
+        }
         first_.finish();
         second_.finish();
     }
@@ -172,7 +180,7 @@ void weigh_strip(const Attention& c, const Rows& rows, Weighed& w, Visible visib
             work.tick();
         }
     }
-    work.finish();
+    work.finish(Nothing{});
 }
 
 // The rows of a block of work with one block of keys after the other. There is memory for whole strips of rows.
@@ -201,6 +209,7 @@ template <class T> class TiledRows {
     }
 
     void block(const Keys& keys, Visible visible, const Content<T>& from) {
+        look_ahead(from);
         pack(keys.length, from);
         set_tile_rows(kStripRows);
         int64_t row = 0, number = 0;
@@ -213,7 +222,7 @@ template <class T> class TiledRows {
             return false;
         };
         if (!begin(weighed_[0])) return;
-        Work(scores(weighed_[0]), {}, 1).finish();
+        Work(scores(weighed_[0]), {}, 1).finish(v_ahead_);
         for (bool more = true; more; ++number) {
             Weighed &now = weighed_[number % 2], &other = weighed_[(number + 1) % 2];
             const Weighed before = other;
@@ -223,7 +232,7 @@ template <class T> class TiledRows {
             if (number) add(before);
         }
         const Weighed& last = weighed_[(number + 1) % 2];
-        Work(values(last), {}, 1).finish();
+        Work(values(last), {}, 1).finish(v_ahead_);
         add(last);
     }
 
@@ -235,6 +244,12 @@ template <class T> class TiledRows {
   private:
     Pair* q_of(int64_t row) const { return q_ + slices * row * steps_; }
 
+    void look_ahead(const Content<T>& from) {
+        constexpr int64_t kBytes = sizeof(T);
+        k_ahead_ = {from.k + kPrefillKeys * from.k_token, from.k_token * kBytes, kPrefillKeys, c_.key_dim * kBytes};
+        v_ahead_ = {from.v + kPrefillKeys * from.v_token, from.v_token * kBytes, kPrefillKeys, c_.value_dim * kBytes};
+    }
+
     // Keys and values behind the last key are 0, up to whole panels.
     void pack(int64_t length, const Content<T>& from) {
         const int64_t padded = up_to(length, kTwoTiles);
@@ -243,10 +258,12 @@ template <class T> class TiledRows {
                 auto key = [&](int64_t n, Vec* pairs) {
                     if (j + n < length) pairs_in_slices(from.k + (j + n) * from.k_token + 2 * k, pairs);
                 };
+                k_ahead_.ask(kLinesAhead * sizeof(T) / 4);
                 Pair* to = k_ + (slices * (j / kTwoTiles) * steps_ + k) * kTwoTiles + j % kTwoTiles;
                 transpose_in_slices<slices>(key, to, kTwoTiles, steps_ * kTwoTiles);
             }
-        for (int64_t j = 0; j < padded; j += 2)
+        for (int64_t j = 0; j < padded; j += 2) {
+            k_ahead_.ask(kLinesAhead * sizeof(T) / 8);
             for (int64_t d = 0; d < p_.width; d += W) {
                 const T* row = from.v + j * from.v_token + d;
                 Vec pairs[slices];
@@ -254,6 +271,7 @@ template <class T> class TiledRows {
                 Pair* to = v_ + slices * (d / kTwoTiles) * kValuesSlice + j / 2 * kTwoTiles + d % kTwoTiles;
                 store_slices<slices>(pairs, to, kValuesSlice);
             }
+        }
     }
 
     Product scores(const Weighed& w) const {
@@ -293,6 +311,7 @@ template <class T> class TiledRows {
     float* totals_;  // [rows, W]
     float* sums_;    // [32, width], of weights and values of a strip and a block
     Weighed weighed_[2];
+    NextBlock k_ahead_, v_ahead_;
 };
 
 template <class T>

@@ -13,9 +13,12 @@ namespace polyhead::PH_NAMESPACE {
 // last row is harmless.
 class NextBlock {
   public:
-    // `rows` of `bytes` each, `stride` bytes apart.
+    NextBlock() = default;  // none
+    // `rows` of `bytes` each, `stride` bytes apart; as they lie, where they follow each other.
     NextBlock(const void* first, int64_t stride, int64_t rows, int64_t bytes)
-        : first_((const char*)first), stride_(stride), rows_(rows), lines_((bytes + 63) / 64) {}
+        : column_((const char*)first), stride_(stride), rows_(rows), columns_((bytes + 63) / 64) {
+        if (stride == columns_ * 64) stride_ = 64, rows_ *= columns_, columns_ = 1;
+    }
     struct Lines {
         const char* first;
         int64_t stride;
@@ -23,21 +26,29 @@ class NextBlock {
     };
     // The lines for the next `steps` steps: the same column of so many rows.
     Lines next(int64_t steps) {
-        const int64_t column = asked_ / rows_, row = asked_ - column * rows_;
-        if (column >= lines_ || row + steps > rows_) return {(const char*)this, 0};  // none: one at hand
-        asked_ += steps;
-        return {first_ + row * stride_ + column * 64, stride_};
+        if (row_ + steps > rows_) row_ = 0, column_ += 64, --columns_;
+        if (columns_ <= 0) return {(const char*)this, 0};  // none: one at hand
+        const Lines lines{column_ + row_ * stride_, stride_};
+        row_ += steps;
+        return lines;
+    }
+    // So many at once.
+    void ask(int64_t lines) {
+        if (columns_ <= 0) return;
+        const Lines some = next(lines);
+        for (int64_t i = 0; i < lines; ++i) some.ask(i);
     }
 
   private:
-    const char* first_;
-    int64_t stride_, rows_, lines_, asked_ = 0;
+    const char* column_ = nullptr;
+    int64_t stride_ = 0, rows_ = 0, columns_ = 0, row_ = 0;
 };
 
 // For products whose next block is in the cache already.
 struct Nothing {
     struct Lines { void ask(int64_t) const {} };
     Lines next(int64_t) const { return {}; }
+    void ask(int64_t) const {}
 };
 
 // c[M, N·W] = factor[m] · c + a[M, K] · b[K, N·W]; without factors c is overwritten. Transposed: a is
