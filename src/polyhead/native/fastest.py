@@ -34,14 +34,15 @@ TORCH = "torch"
 FIRST_UNLESS = 0.9
 """Another code takes the place of the first where it takes less than this part of its time."""
 _TURNS = 10
-_STEPS, _PROMPTS = ("decode", "gemv"), ("prefill", "gemm")
+_STEPS, _PROMPTS = ("decode", "chunk", "gemv"), ("prefill", "gemm")
 
 
 class Choice(NamedTuple):
     """What was chosen for a dtype.
 
     Attributes:
-        steps: The name of the fastest for steps: decoding, and products of a few rows.
+        steps: The name of the fastest for steps: decoding of one and of four tokens, and products
+            of a few rows.
         prompts: The same for prompts: attention of many queries, and products of many rows.
         gemm: Whether the products of ``prompts`` are as fast as torch's.
         times: What that was chosen by.
@@ -91,7 +92,7 @@ def fastest(codes: Sequence[Code]) -> dict[torch.dtype, Choice]:
 
 
 def measure(codes: Sequence[Code], dtype: torch.dtype) -> Times:
-    """The shortest of some turns of each kind of work: prefill, decode and products."""
+    """The shortest of some turns of each kind of work: attention and products."""
     runs: dict[str, dict[str, Callable[[], object]]] = {}
     random = torch.Generator().manual_seed(0)
 
@@ -105,6 +106,7 @@ def measure(codes: Sequence[Code], dtype: torch.dtype) -> Times:
         runs[code.name] = {
             "prefill": partial(code.attend, q, [panel], 0.1),
             "decode": partial(code.attend, q[:, :, :1], [whole], 0.1),
+            "chunk": partial(code.attend, q[:, :, :4], [whole], 0.1),  # which matrix tiles multiply
             "gemv": partial(code.product, x[:1], [Weight(weight, None)]),
             "gemm": partial(code.product, x, [Weight(weight, None)], batch_invariant=False),
         }
