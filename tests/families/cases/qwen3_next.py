@@ -63,7 +63,8 @@ CASES = (
         ),
         gguf=GgufCase("qwen3next", next_settings, delta_net),
         more_gguf=(GgufCase("qwen3next", next_settings, joined_delta_net),),
-        **_FAR,
+        # Not 80: two experts of a token would differ by 9e-7 there, less than float32 rounds.
+        **(_FAR | {"tokens": 81}),
     ),
     Case(
         "qwen3_5_text",
