@@ -74,6 +74,9 @@ LAYERS: dict[str, tuple[LayerConfig, ...]] = {
         ),
     ),
     "falcon": (replace(LLAMA, attention=AttentionConfig(20, 1, 24, rope=RopeConfig())),),
+    "twelve heads of a kv head": (
+        replace(LLAMA, attention=AttentionConfig(12, 1, 32, rope=RopeConfig())),
+    ),
     "t5": (T5, T5),
 }  # fmt: skip
 

@@ -7,7 +7,7 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-constexpr int64_t kDecodeRows = 16, kDecodeRowsBesideTiles = 8;  // most; where tiles multiply 16 rows at once
+constexpr int64_t kDecodeRows = 16;       // most
 constexpr int64_t kDecodeKeys = 64;       // keys of a block in decode
 constexpr int64_t kPrefillKeys = 128;     // and in prefill
 constexpr int64_t kPrefillRows = 384;     // which share a block that is transposed and packed
@@ -81,15 +81,22 @@ inline bool is_tiled([[maybe_unused]] const Attention& c) {
 #endif
 }
 
+// The most rows that vectors decode as fast as tiles of 16 rows compute them; codes are decoded where they lie.
+inline int64_t most_decode_rows(const Attention& c) {
+    if (!is_tiled(c) || c.dtype == kFloat32) return kDecodeRows;
+    for (int i = 0; i < c.count; ++i)
+        if (c.segments[i].coding.group) return kDecodeRows;
+    return c.dtype == kBFloat16 ? 4 : 8;
+}
+
 inline Plan plan_of(const Attention& c, int threads) {
     Plan p{};
     const int64_t group = c.heads / c.kv_heads;
     p.keys = c.chosen ? c.chosen_count * chosen_length(c) : c.keys;
     p.width = up_to(c.value_dim, W);
     const int64_t rows = rows_of_kv_head(c);
-    const int64_t few = is_tiled(c) && c.dtype != kFloat32 ? kDecodeRowsBesideTiles : kDecodeRows;
     p.batch_invariant = c.batch_invariant || c.queries == 1 || rows <= kDecodeRows;
-    p.decode = p.batch_invariant && rows <= few && c.key_dim % W == 0 && c.value_dim % W == 0;
+    p.decode = p.batch_invariant && rows <= most_decode_rows(c) && c.key_dim % W == 0 && c.value_dim % W == 0;
     const int64_t most = is_tiled(c) ? kTiledRows : kPrefillRows;
     p.heads = group < most ? group : most;
     p.tokens = (p.decode ? kDecodeRows : most) / p.heads;
