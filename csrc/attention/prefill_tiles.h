@@ -20,7 +20,7 @@ namespace polyhead::PH_NAMESPACE {
 static_assert(kStripRows == kTwoTiles);
 // Between slices of the weights of a strip, and of values of 32 features.
 constexpr int64_t kWeightsSlice = kStripRows * kPrefillKeys / 2, kValuesSlice = kPrefillKeys / 2 * kTwoTiles;
-constexpr int64_t kLinesAhead = 16;  // that are prefetched between two steps
+constexpr int64_t kLinesAhead = 16;  // of values that are prefetched between two steps of tiles
 
 template <class T> inline int64_t tiled_bytes(const Attention& c, const Plan& p) {
     constexpr int64_t slices = kSlices<T>;
@@ -250,7 +250,8 @@ template <class T> class TiledRows {
         v_ahead_ = {from.v + kPrefillKeys * from.v_token, from.v_token * kBytes, kPrefillKeys, c_.value_dim * kBytes};
     }
 
-    // Keys and values behind the last key are 0, up to whole panels.
+    // Keys and values behind the last key are 0, up to whole panels. A piece of W keys that is packed is 8 · sizeof(T)
+    // lines: half as many of the next block's keys are prefetched beside it, the others beside values.
     void pack(int64_t length, const Content<T>& from) {
         const int64_t padded = up_to(length, kTwoTiles);
         for (int64_t j = 0; j < padded; j += W)
@@ -258,12 +259,12 @@ template <class T> class TiledRows {
                 auto key = [&](int64_t n, Vec* pairs) {
                     if (j + n < length) pairs_in_slices(from.k + (j + n) * from.k_token + 2 * k, pairs);
                 };
-                k_ahead_.ask(kLinesAhead * sizeof(T) / 4);
+                k_ahead_.ask(4 * sizeof(T));
                 Pair* to = k_ + (slices * (j / kTwoTiles) * steps_ + k) * kTwoTiles + j % kTwoTiles;
                 transpose_in_slices<slices>(key, to, kTwoTiles, steps_ * kTwoTiles);
             }
         for (int64_t j = 0; j < padded; j += 2) {
-            k_ahead_.ask(kLinesAhead * sizeof(T) / 8);
+            k_ahead_.ask(2 * sizeof(T));
             for (int64_t d = 0; d < p_.width; d += W) {
                 const T* row = from.v + j * from.v_token + d;
                 Vec pairs[slices];

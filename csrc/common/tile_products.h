@@ -14,7 +14,8 @@ namespace polyhead::PH_NAMESPACE {
 class NextBlock {
   public:
     NextBlock() = default;  // none
-    // `rows` of `bytes` each, `stride` bytes apart; as they lie, where they follow each other.
+    // `rows` of `bytes` each, `stride` bytes apart. Rows without gaps between them are one column of lines, so they
+    // are prefetched in the order of memory.
     NextBlock(const void* first, int64_t stride, int64_t rows, int64_t bytes)
         : column_((const char*)first), stride_(stride), rows_(rows), columns_((bytes + 63) / 64) {
         if (stride == columns_ * 64) stride_ = 64, rows_ *= columns_, columns_ = 1;
@@ -27,12 +28,12 @@ class NextBlock {
     // The lines for the next `steps` steps: the same column of so many rows.
     Lines next(int64_t steps) {
         if (row_ + steps > rows_) row_ = 0, column_ += 64, --columns_;
-        if (columns_ <= 0) return {(const char*)this, 0};  // none: one at hand
+        if (columns_ <= 0 || steps > rows_) return {(const char*)this, 0};  // none: one at hand
         const Lines lines{column_ + row_ * stride_, stride_};
         row_ += steps;
         return lines;
     }
-    // So many at once.
+    // Prefetches that many lines now.
     void ask(int64_t lines) {
         if (columns_ <= 0) return;
         const Lines some = next(lines);

@@ -81,6 +81,15 @@ COUNTED: dict[str, tuple[LayerConfig, list[KeyValueCache]]] = {
             ph.QuantizedCache(group=8, recent=40),
         ],
     ),
+    "twelve heads of a kv head": (
+        LayerConfig(AttentionConfig(12, 1, 32, rope=RopeConfig()), FeedForwardConfig(83)),
+        [
+            ph.DenseCache(capacity=99),
+            ph.RingCache(40, spare=9),
+            ph.QuantizedCache(group=8, recent=40),
+            ph.QuantizedCache(group=8, recent=8),
+        ],
+    ),
     "sinks": (
         LayerConfig(replace(HEADS, sinks=True, window=5), LAYERS["experts"][1].feed_forward),
         [ph.DenseCache(capacity=99), ph.PagedCache(5), ph.RingCache(5, spare=9)],

@@ -106,7 +106,7 @@ def measure(codes: Sequence[Code], dtype: torch.dtype) -> Times:
         runs[code.name] = {
             "prefill": partial(code.attend, q, [panel], 0.1),
             "decode": partial(code.attend, q[:, :, :1], [whole], 0.1),
-            "chunk": partial(code.attend, q[:, :, :4], [whole], 0.1),  # which matrix tiles multiply
+            "chunk": partial(code.attend, q[:, :, :4], [whole], 0.1),  # 16 rows of a kv head
             "gemv": partial(code.product, x[:1], [Weight(weight, None)]),
             "gemm": partial(code.product, x, [Weight(weight, None)], batch_invariant=False),
         }
