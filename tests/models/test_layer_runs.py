@@ -136,6 +136,27 @@ def test_runs_have_the_bits_of_layers_and_of_modules(name: str, dtype: torch.dty
         ways.step(_ids(batch, 1))
 
 
+def test_a_run_has_the_same_bits_with_any_number_of_threads() -> None:
+    """Layers large enough that threads share them; a run keeps its threads from layer to layer."""
+    wide = replace(LLAMA, feed_forward=FeedForwardConfig(768))
+    config = TransformerConfig("decoder", W, 256, 256, (wide,) * 3)
+    torch.manual_seed(0)
+    model = Transformer(config).eval()
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            cache = model.new_cache(64)
+            model(_ids(1, S), cache=cache)
+            steps = [model(_ids(1, count), cache=cache) for count in (1, 1, 1, 5, 1)]
+            found.append(torch.cat(steps, 1))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].isfinite().all()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
 def test_a_call_of_a_run_is_a_call_of_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
     code, calls = native.code(), []
     assert code is not None
