@@ -53,22 +53,26 @@ PH_CHAIN(int8_quads, "avx512f,avx512vnni", __m512i, _mm512_setzero_si512(), _mm5
 #undef PH_CHAIN
 
 #if !defined(PH_TILE_MODEL) && defined(SYS_arch_prctl) && __has_include(<amxtileintrin.h>)
-#define PH_TILE_RATE {"bf16_tiles", runs_avx512_amx, bf16_tiles},
-// Products of whole matrix tiles.
-inline double bf16_tiles(int64_t rounds) {
-    alignas(64) uint8_t form[64] = {1};  // palette; from byte 16 on bytes of a row of each tile, from 48 on rows
-    for (int i = 0; i < 8; ++i) form[16 + 2 * i] = 64, form[48 + i] = 16;
-    asm volatile("ldtilecfg %0\n\ttilezero %%tmm4\n\ttilezero %%tmm5\n\ttilezero %%tmm6\n\ttilezero %%tmm7\n\t"
-                 "tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" : : "m"(form));
-    for (int64_t n = 0; n < rounds; ++n)
-        _Pragma("GCC unroll 3") for (int i = 0; i < kChains; i += 4)
-            asm volatile("tdpbf16ps %tmm6, %tmm4, %tmm0\n\ttdpbf16ps %tmm7, %tmm4, %tmm1\n\t"
-                         "tdpbf16ps %tmm6, %tmm5, %tmm2\n\ttdpbf16ps %tmm7, %tmm5, %tmm3");
-    asm volatile("tilerelease");
-    return (double)rounds * kChains * (2 * 16 * 16 * 32);
-}
+#define PH_TILE_RATES {"bf16_tiles", runs_avx512_amx, bf16_tiles}, {"int8_tiles", runs_avx512_amx, int8_tiles},
+// Products of whole matrix tiles, of so many numbers a row.
+#define PH_TILE_CHAIN(name, instruction, numbers) \
+    inline double name(int64_t rounds) { \
+        alignas(64) uint8_t form[64] = {1}; /* palette; from byte 16 on bytes of a row of each tile, from 48 on rows */ \
+        for (int i = 0; i < 8; ++i) form[16 + 2 * i] = 64, form[48 + i] = 16; \
+        asm volatile("ldtilecfg %0\n\ttilezero %%tmm4\n\ttilezero %%tmm5\n\ttilezero %%tmm6\n\ttilezero %%tmm7\n\t" \
+                     "tilezero %%tmm0\n\ttilezero %%tmm1\n\ttilezero %%tmm2\n\ttilezero %%tmm3" : : "m"(form)); \
+        for (int64_t n = 0; n < rounds; ++n) \
+            _Pragma("GCC unroll 3") for (int i = 0; i < kChains; i += 4) \
+                asm volatile(instruction " %tmm6, %tmm4, %tmm0\n\t" instruction " %tmm7, %tmm4, %tmm1\n\t" \
+                             instruction " %tmm6, %tmm5, %tmm2\n\t" instruction " %tmm7, %tmm5, %tmm3"); \
+        asm volatile("tilerelease"); \
+        return (double)rounds * kChains * (2 * 16 * 16 * numbers); \
+    }
+PH_TILE_CHAIN(bf16_tiles, "tdpbf16ps", 32)
+PH_TILE_CHAIN(int8_tiles, "tdpbssd", 64)
+#undef PH_TILE_CHAIN
 #else
-#define PH_TILE_RATE
+#define PH_TILE_RATES
 #endif
 
 #define PH_READS(name, target_, Register, load, mix) \
@@ -90,9 +94,9 @@ const Rate kRates[] = {
     {"fma_512", runs_avx512, fma_512},
     {"bf16_pairs", runs_avx512_bf16, bf16_pairs},
     {"int8_quads", runs_avx512_bf16, int8_quads},
-    PH_TILE_RATE
+    PH_TILE_RATES
 };
-#undef PH_TILE_RATE
+#undef PH_TILE_RATES
 const Reader kReaders[] = {{runs_avx512, read_512}, {runs_avx2, read_256}};
 #else
 const Rate kRates[] = {{"", [] { return false; }, nullptr}};

@@ -21,7 +21,7 @@ def test_operations_are_counted_for_all_threads(instruction):
 def test_wider_instructions_do_more_in_a_round():
     done = {name: tensor_check.MODULE.at_rate(name, 1, 1) for name in EVERY}
     expected = {"fma_256": 192, "fma_512": 384, "bf16_pairs": 768, "int8_quads": 1536}
-    expected["bf16_tiles"] = 1024 * 192
+    expected |= {"bf16_tiles": 1024 * 192, "int8_tiles": 2048 * 192}
     assert done == {name: expected[name] for name in EVERY}
 
 

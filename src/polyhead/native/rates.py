@@ -18,16 +18,16 @@ from polyhead.native.threads import threads
 _PER_ROUND = 192
 """Operations of a thread with the narrowest instruction; others do up to eight times as many."""
 _PER_ROUND_OF_TILES = 128 * _PER_ROUND
-"""The same of matrix tiles, which do eight times as many."""
+"""The same of matrix tiles, which do eight times as many, or sixteen of 8-bit integers."""
 
 _OF_DTYPE = {
     torch.float32: ("fma_256", "fma_512", "fp32_tiles"),
     torch.bfloat16: ("fma_256", "fma_512", "bf16_pairs", "bf16_tiles"),
     torch.float16: ("fma_256", "fma_512", "fp16_tiles"),
-    torch.int8: ("int8_quads",),
+    torch.int8: ("int8_quads", "int8_tiles"),
 }
-_TILE_PRODUCTS = {"bf16_tiles": 1, "fp16_tiles": 4, "fp32_tiles": 6}
-"""Products on matrix tiles that one of a dtype takes (``csrc/common/slices.h``)."""
+_SLICED = {"fp16_tiles": 4, "fp32_tiles": 6}
+"""Products of bfloat16 on matrix tiles that one of a dtype takes (``csrc/common/slices.h``)."""
 
 
 def instructions(dtype: torch.dtype) -> list[str]:
@@ -36,18 +36,19 @@ def instructions(dtype: torch.dtype) -> list[str]:
     ``"fma_256"`` and ``"fma_512"`` multiply and add float32, ``"bf16_pairs"`` adds two products of
     bfloat16 at once, ``"bf16_tiles"`` multiplies matrix tiles of them (AMX), ``"fp16_tiles"`` and
     ``"fp32_tiles"`` tiles of the two or three bfloat16 that float16 and float32 are sums of,
-    ``"int8_quads"`` adds four products of 8-bit integers. Empty without native code.
+    ``"int8_quads"`` adds four products of 8-bit integers, ``"int8_tiles"`` multiplies matrix tiles
+    of them. Empty without native code.
     """
     found = [] if tensor_check.MODULE is None else tensor_check.MODULE.rates()
     return [name for name in _OF_DTYPE.get(dtype, ()) if _native(name) in found]
 
 
 def _native(instruction: str) -> str:
-    return "bf16_tiles" if instruction in _TILE_PRODUCTS else instruction
+    return "bf16_tiles" if instruction in _SLICED else instruction
 
 
 def compute(instruction: str, operations: float) -> float:
-    """Does so many operations in registers, all threads together, or up to eight times as many.
+    """Does so many operations in registers, all threads together, or up to sixteen times as many.
 
     Args:
         instruction: One of ``instructions``.
@@ -57,11 +58,11 @@ def compute(instruction: str, operations: float) -> float:
         How many were done.
     """
     assert tensor_check.MODULE is not None
-    team, products = threads(), _TILE_PRODUCTS.get(instruction)
-    each = _PER_ROUND if products is None else _PER_ROUND_OF_TILES / products
+    team, products = threads(), _SLICED.get(instruction, 1)
+    each = _PER_ROUND_OF_TILES / products if instruction.endswith("_tiles") else _PER_ROUND
     rounds = math.ceil(operations / (team * each))
     done: float = tensor_check.MODULE.at_rate(_native(instruction), team, rounds)
-    return done / (products or 1)
+    return done / products
 
 
 def reader(size: int) -> Callable[[], None] | None:
