@@ -16,11 +16,11 @@ constexpr int64_t kTileSteps = 64;   // pairs of a left factor that are turned r
 #if defined(PH_TILE_MODEL)
 // The instructions in plain code, for tests on processors without them. A register without rows does not
 // exist.
-struct TileRegister { uint32_t lanes[kTile][kTile]; int rows; };
+struct TileRegister { uint32_t lanes[kTile][kTile]; int rows, bytes; };
 inline thread_local TileRegister tile_registers[8];
 
-inline void configure_tiles(const uint8_t* rows) {
-    for (int i = 0; i < 8; ++i) tile_registers[i] = TileRegister{{}, rows[i]};
+inline void configure_tiles(const uint8_t* rows, int left_bytes) {
+    for (int i = 0; i < 8; ++i) tile_registers[i] = TileRegister{{}, rows[i], i / 2 == 2 ? left_bytes : 64};
 }
 inline void release_tiles() {
     for (TileRegister& r : tile_registers) r.rows = 0;
@@ -31,7 +31,7 @@ template <int I> inline TileRegister& tile() {
 }
 template <int I> inline void tile_zero() { __builtin_memset(tile<I>().lanes, 0, sizeof tile<I>().lanes); }
 template <int I> inline void tile_load(const void* from, int64_t stride) {
-    for (int m = 0; m < tile<I>().rows; ++m) __builtin_memcpy(tile<I>().lanes[m], (const char*)from + m * stride, 64);
+    for (int m = 0; m < tile<I>().rows; ++m) __builtin_memcpy(tile<I>().lanes[m], (const char*)from + m * stride, tile<I>().bytes);
 }
 template <int I> inline void tile_store(void* to, int64_t stride) {
     for (int m = 0; m < tile<I>().rows; ++m) __builtin_memcpy((char*)to + m * stride, tile<I>().lanes[m], 64);
@@ -57,15 +57,24 @@ template <int C, int A, int B> inline void tile_multiply_add() {
         __builtin_memcpy(c.lanes[m], sums, sizeof sums);
     }
 }
+template <int C, int A, int B> inline void tile_multiply_add_bytes() {
+    TileRegister& c = tile<C>();
+    const TileRegister &a = tile<A>(), &b = tile<B>();
+    if (a.bytes != 4 * b.rows) __builtin_trap();
+    for (int m = 0; m < c.rows; ++m)
+        for (int k = 0; k < b.rows; ++k)
+            for (int n = 0; n < kTile; ++n)
+                for (int byte = 0; byte < 32; byte += 8) c.lanes[m][n] += (uint32_t)((int8_t)(a.lanes[m][k] >> byte) * (int8_t)(b.lanes[k][n] >> byte));
+}
 #else
 struct TileConfiguration {
     uint8_t palette = 1, start = 0, reserved[14] = {};
     uint16_t bytes[16] = {};
     uint8_t rows[16] = {};
 };
-inline void configure_tiles(const uint8_t* rows) {
+inline void configure_tiles(const uint8_t* rows, int left_bytes) {
     TileConfiguration c;
-    for (int i = 0; i < 8; ++i) c.rows[i] = rows[i], c.bytes[i] = rows[i] ? 64 : 0;
+    for (int i = 0; i < 8; ++i) c.rows[i] = rows[i], c.bytes[i] = !rows[i] ? 0 : i / 2 == 2 ? left_bytes : 64;
     __asm__ volatile("ldtilecfg %0" ::"m"(c) : "memory");
 }
 inline void release_tiles() { __asm__ volatile("tilerelease" ::: "memory"); }
@@ -79,9 +88,13 @@ template <int I> inline void tile_store(void* to, int64_t stride) {
 template <int C, int A, int B> inline void tile_multiply_add() {
     __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
 }
+// C[16, 16] += A[16, words] · B[words, 16] of four bytes a word, each with a sign, in whole numbers.
+template <int C, int A, int B> inline void tile_multiply_add_bytes() {
+    __asm__ volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(C), "i"(A), "i"(B));
+}
 #endif
 
-// The rows that this thread's registers are set to; 0: they are not in use.
+// The rows that this thread's registers are set to, negative: the words of set_byte_tiles; 0: they are not in use.
 inline thread_local int64_t tile_rows = 0;
 
 // Registers 0 to 3 are C (rows × columns), 4 and 5 are A, 6 and 7 are B.
@@ -89,8 +102,16 @@ inline void set_tile_rows(int64_t rows) {
     if (rows == tile_rows) return;
     const uint8_t upper = (uint8_t)(rows < kTile ? rows : kTile), lower = (uint8_t)(rows - upper);
     const uint8_t of[8] = {upper, upper, lower, lower, upper, lower, kTile, kTile};
-    configure_tiles(of);
+    configure_tiles(of, 64);
     tile_rows = rows;
+}
+
+// Registers 0 to 3 are C (16 × 16), 4 and 5 are A (16 × words), 6 and 7 are B (words × 16).
+inline void set_byte_tiles(int words) {
+    if (tile_rows == -words) return;
+    const uint8_t of[8] = {kTile, kTile, kTile, kTile, kTile, kTile, (uint8_t)words, (uint8_t)words};
+    configure_tiles(of, 4 * words);
+    tile_rows = -words;
 }
 
 // Exists while a thread works on tiles; afterwards the registers are released.

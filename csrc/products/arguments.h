@@ -52,7 +52,7 @@ inline int64_t most_block_rows(int64_t features) {
 }
 inline int64_t rows_of_block(int64_t rows, int64_t features) { return rows < most_block_rows(features) ? rows : most_block_rows(features); }
 // Of packed rows, each element half a number of every slice.
-inline int64_t rows_numbers(int64_t rows, int64_t features) { return rows * panel_row(features) * kMostSlices / 2; }
+inline int64_t rows_numbers(int64_t rows, int64_t features) { return (rows * kMostSlices + 1) / 2 * panel_row(features); }
 struct GemmScratch {
     int64_t x_numbers, hidden_numbers, panel_numbers, sums_numbers, gates_numbers;
     float* at;

@@ -42,8 +42,8 @@ template <int N, int R> inline void halves_of(const uint8_t* p, int64_t row_byte
     if constexpr (N * R == 8 || N * R == 4) {
         __m128i all = _mm_setzero_si128();
         auto put = [&](auto r) {
-            if constexpr (N == 2) all = _mm_insert_epi32(all, load_any<int32_t>(p + r * row_bytes), r);
-            else all = _mm_insert_epi16(all, load_any<int16_t>(p + r * row_bytes), r);
+            if constexpr (N == 2) all = _mm_insert_epi32(all, load_any<int32_t>(p + r * row_bytes), decltype(r)::value);
+            else all = _mm_insert_epi16(all, load_any<int16_t>(p + r * row_bytes), decltype(r)::value);
         };
         each(put, std::make_integer_sequence<int, R>{});
         if constexpr (N * R == 8) _mm256_storeu_ps(to, _mm256_cvtph_ps(all));

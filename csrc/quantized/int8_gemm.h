@@ -1,41 +1,54 @@
 // GEMM of weights in blocks with x in 8 bits: a prompt's products, each number with the bits of int8_activations.h.
 //
 // W rows of a weight become a panel, lane r of whose vectors is row r: one instruction multiplies four numbers of each
-// with four of a row of x, and what a unit gives is scaled for W numbers of y at once.
+// with four of a row of x, and what a unit gives is scaled for W numbers of y at once. Matrix tiles multiply a unit of
+// sixteen rows of x with one of a panel.
 #pragma once
 
 #include <array>
 
 #include "../products/activations.h"
 #include "../products/rows.h"
+#include "../common/tile_products.h"
 #include "int8_activations.h"
 
 namespace polyhead::PH_NAMESPACE {
 
-// A unit of a row of x: four codes a word, sums of codes of each half, s and s Σ q.
-struct Int8Words {
-    int32_t codes[8], sums[2];
-    float scale, total;
-    int32_t unused[4];  // rows of numbers are rounded in place: a unit of float32 holds two of these
+#if PH_TILES
+constexpr int kInt8Rows = kTile;
+#else
+constexpr int kInt8Rows = PH_WIDTH == 8 ? 4 : 8;  // of x, that registers hold sums of
+#endif
+
+// A unit of rows of x: four codes a word, s and s Σ q, and sums of codes of each half. Those of a row that is not there are 0.
+struct alignas(64) Int8Group {
+    int32_t codes[kInt8Rows][8];
+    float scale[kInt8Rows], total[kInt8Rows];
+#if !PH_TILES
+    int32_t sums[kInt8Rows][2];
+#endif
 };
-constexpr int64_t kWordsOfNumbers = sizeof(float) * kUnit / sizeof(Int8Words);
-static_assert(sizeof(Int8Words) * kWordsOfNumbers == kUnit * sizeof(float));
+inline int64_t int8_groups(int64_t rows) { return (rows + kInt8Rows - 1) / kInt8Rows; }
 
-constexpr int kInt8Tile = PH_WIDTH == 8 ? 4 : 8;  // rows of x that registers hold sums of
+// Row r of groups of rows, of so many units.
+template <class T> void round_row(const T* x, int64_t units, int64_t r, Int8Group* to) {
+    for (int64_t u = 0; u < units; ++u, ++to, x += kUnit) {
+        float numbers[kUnit];
+        for (int v = 0; v < kVectors; ++v) store(load(x + v * W), numbers + v * W);
+        const Int8Unit made = int8_unit_of(numbers, 1);
+        __builtin_memcpy(to->codes[r], &made.codes, sizeof to->codes[r]);
+        to->scale[r] = made.scale, to->total[r] = made.total;
+#if !PH_TILES
+        to->sums[r][0] = made.start[0] + made.start[1] + made.start[2] + made.start[3];
+        to->sums[r][1] = made.start[4] + made.start[5] + made.start[6] + made.start[7];
+#endif
+    }
+}
 
-// Rows of x, each written to a place of its own, which may begin where the row does.
-template <class T> void round_rows(const T* x, int64_t stride, int64_t rows, int64_t K, Int8Words* to, int64_t to_stride) {
-    for (int64_t m = 0; m < rows; ++m)
-        for (int64_t u = 0; u < K / kUnit; ++u) {
-            float numbers[kUnit];
-            for (int v = 0; v < kVectors; ++v) store(load(x + m * stride + u * kUnit + v * W), numbers + v * W);
-            const Int8Unit made = int8_unit_of(numbers, 1);
-            Int8Words& words = to[m * to_stride + u];
-            __builtin_memcpy(words.codes, &made.codes, sizeof words.codes);
-            words.sums[0] = made.start[0] + made.start[1] + made.start[2] + made.start[3];
-            words.sums[1] = made.start[4] + made.start[5] + made.start[6] + made.start[7];
-            words.scale = made.scale, words.total = made.total;
-        }
+// A group of up to kInt8Rows rows of x, so many units of each.
+template <class T> void round_group(const T* x, int64_t stride, int64_t rows, int64_t units, Int8Group* to) {
+    if (rows < kInt8Rows) __builtin_memset((void*)to, 0, units * sizeof(Int8Group));
+    for (int64_t r = 0; r < rows; ++r) round_row(x + r * stride, units, r, to);
 }
 
 // Numbers of a panel for a unit: words of codes, scales of each half that has one, minima.
@@ -76,12 +89,21 @@ inline void transpose_codes(const Bytes* rows, float* to) {
 #endif
 }
 
+// Codes as a panel holds them: tiles multiply bytes that both have a sign.
+template <class B> inline Bytes panel_codes(Bytes codes) {
+#if PH_TILES
+    return codes - Whole<B>::kMiddle;
+#else
+    return unsigned_codes<B>(codes);
+#endif
+}
+
 template <class B, size_t... R> inline std::array<Whole<B>, W> wholes_at(const uint8_t* w, const int64_t* rows, const float* halves, std::index_sequence<R...>) {
     return {whole_at<B, W>(w + rows[R], halves, R)...};
 }
 
 // Rows [n, n + count) of a weight as a panel; lanes beyond repeat the last.
-template <class B> void int8_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t units, float* panel) {
+template <class B> [[gnu::noinline]] void int8_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t units, float* panel) {
     constexpr int kUnits = B::kNumbers / kUnit, kNumbers = int8_unit_numbers<B>(), kScales = Whole<B>::kHalved ? 2 : 1;
     const uint8_t* w = (const uint8_t*)f.weight + n * f.row_bytes;
     const uint8_t* ahead = w + W * f.row_bytes;  // of the next panel
@@ -97,7 +119,7 @@ template <class B> void int8_panel(const LinearWeight& f, int64_t n, int64_t cou
         for (int j = 0; j < kUnits; ++j, panel += kNumbers) {
             Bytes codes[W];
             PH_UNROLL(16) for (int r = 0; r < W; ++r) {
-                codes[r] = unsigned_codes<B>(blocks[r].codes(j));
+                codes[r] = panel_codes<B>(blocks[r].codes(j));
                 PH_UNROLL(2) for (int h = 0; h < kScales; ++h) panel[(8 + h) * W + r] = blocks[r].scale(j, h);
                 if (Whole<B>::kMinimum) panel[(8 + kScales) * W + r] = blocks[r].minimum(j);
             }
@@ -106,12 +128,60 @@ template <class B> void int8_panel(const LinearWeight& f, int64_t n, int64_t cou
     }
 }
 
+#if PH_TILES
+// found[m]: what rows of x and a panel give. While the sums of numbers that share a scale are scaled, the next ones are
+// stored and those behind them multiplied.
+template <class B> [[gnu::noinline]] void int8_tile(int64_t, const Int8Group* x, const float* panel, int64_t units, Vec* found) {
+    constexpr int kScales = Whole<B>::kHalved ? 2 : 1, kWords = 8 / kScales, kNumbers = int8_unit_numbers<B>();
+    if constexpr (Whole<B>::kMinimum) {
+        Vec least[kTile] = {};
+        for (int64_t u = 0; u < units; ++u) {
+            const Vec minimum = load(panel + u * kNumbers + (8 + kScales) * W);
+            PH_UNROLL(16) for (int m = 0; m < kTile; ++m) least[m] = multiply_add(least[m], minimum, splat(x[u].total[m]));
+        }
+        PH_UNROLL(16) for (int m = 0; m < kTile; ++m) found[m] = least[m];
+    } else PH_UNROLL(16) for (int m = 0; m < kTile; ++m) found[m] = Vec{};
+    set_byte_tiles(kWords);
+    const int64_t scales = units * kScales;
+    // Nothing is captured by reference: acc would lie in memory.
+    auto multiply = [=](int64_t i, auto tile) {
+        const int64_t u = i / kScales, word = i % kScales * kWords;
+        tile_zero<tile>();
+        tile_load<4 + tile>(x[u].codes[0] + word, sizeof x->codes[0]);
+        tile_load<6 + tile>(panel + u * kNumbers + word * W, W * sizeof(float));
+        tile_multiply_add_bytes<tile, 4 + tile, 6 + tile>();
+    };
+    auto add_scaled = [=](int64_t i, const int32_t* sums, Vec* acc) {
+        const Vec scale = load(panel + i / kScales * kNumbers + (8 + i % kScales) * W);
+        const float* by = x[i / kScales].scale;
+        PH_UNROLL(16) for (int m = 0; m < kTile; ++m) acc[m] = multiply_add(acc[m], as_floats(load_any<VecInt>(sums + m * kTile)) * scale, splat(by[m]));
+    };
+    constexpr std::integral_constant<int, 0> even{};
+    constexpr std::integral_constant<int, 1> odd{};
+    constexpr int64_t stride = kTile * sizeof(int32_t);
+    alignas(64) int32_t sums[2][kTile * kTile];
+    Vec acc[kTile] = {};
+    multiply(0, even);
+    if (scales > 1) multiply(1, odd);
+    tile_store<even>(sums[even], stride);
+    for (int64_t i = 0; i < scales; i += 2) {
+        if (i + 2 < scales) multiply(i + 2, even);
+        if (i + 1 < scales) tile_store<odd>(sums[odd], stride);
+        add_scaled(i, sums[even], acc);
+        if (i + 1 == scales) break;
+        if (i + 3 < scales) multiply(i + 3, odd);
+        if (i + 2 < scales) tile_store<even>(sums[even], stride);
+        add_scaled(i + 1, sums[odd], acc);
+    }
+    PH_UNROLL(16) for (int m = 0; m < kTile; ++m) found[m] += acc[m];
+}
+#else
 // Adds to sums[m] the products of words [from, to) of M rows of x and of a panel.
-template <class B, int M> inline void add_words(VecInt* sums, const Int8Words* x, int64_t stride, const float* panel, int from, int to) {
+template <class B, int M> inline void add_words(VecInt* sums, const Int8Group& x, const float* panel, int from, int to) {
 #if PH_BYTE_MATRICES
     // Two rows of x with two of a weight at a time; codes of 7 bits are signed bytes too.
     PH_UNROLL(4) for (int m = 0; m < M; m += 2) {
-        const int8_t *first = (const int8_t*)x[m * stride].codes, *second = (const int8_t*)x[(m + 1 < M ? m + 1 : m) * stride].codes;
+        const int8_t *first = (const int8_t*)x.codes[m], *second = (const int8_t*)x.codes[m + 1 < M ? m + 1 : m];
         int32x4_t left{}, right{};
         PH_UNROLL(4) for (int i = from; i < to; i += 2) {
             const int8x16_t rows = vcombine_s8(vld1_s8(first + 4 * i), vld1_s8(second + 4 * i));
@@ -125,119 +195,145 @@ template <class B, int M> inline void add_words(VecInt* sums, const Int8Words* x
 #else
     PH_UNROLL(8) for (int i = from; i < to; ++i) {
         const VecInt codes = load_any<VecInt>(panel + i * W);
-        PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<B>(sums[m], codes, splat_int(x[m * stride].codes[i]));
+        PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<B>(sums[m], codes, splat_int(x.codes[m][i]));
     }
 #endif
 }
 
-// found[m]: what M rows of x, `stride` units apart, and a panel give.
-template <class B, int M> void int8_tile(const Int8Words* x, int64_t stride, const float* panel, int64_t units, Vec* found) {
+// found[m]: what M rows of x and a panel give.
+template <class B, int M> [[gnu::noinline]] void int8_tile_of(const Int8Group* x, const float* panel, int64_t units, Vec* found) {
     constexpr int kScales = Whole<B>::kHalved ? 2 : 1;
     Vec acc[M] = {}, least[M] = {};
     for (int64_t u = 0; u < units; ++u, ++x, panel += int8_unit_numbers<B>()) {
         PH_UNROLL(2) for (int h = 0; h < kScales; ++h) {
             VecInt sums[M];
             PH_UNROLL(8) for (int m = 0; m < M; ++m) {
-                const int32_t* of = x[m * stride].sums;
+                const int32_t* of = x->sums[m];
                 sums[m] = start_of<B>() ? splat_int(start_of<B>() * (kScales == 2 ? of[h] : of[0] + of[1])) : VecInt{};
             }
-            add_words<B, M>(sums, x, stride, panel, h * 4, kScales == 2 ? h * 4 + 4 : 8);
+            add_words<B, M>(sums, *x, panel, h * 4, kScales == 2 ? h * 4 + 4 : 8);
             const Vec scale = load(panel + (8 + h) * W);
-            PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m] = multiply_add(acc[m], as_floats(sums[m]) * scale, splat(x[m * stride].scale));
+            PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m] = multiply_add(acc[m], as_floats(sums[m]) * scale, splat(x->scale[m]));
         }
         if constexpr (Whole<B>::kMinimum) {
             const Vec minimum = load(panel + (8 + kScales) * W);
-            PH_UNROLL(8) for (int m = 0; m < M; ++m) least[m] = multiply_add(least[m], minimum, splat(x[m * stride].total));
+            PH_UNROLL(8) for (int m = 0; m < M; ++m) least[m] = multiply_add(least[m], minimum, splat(x->total[m]));
         }
     }
     PH_UNROLL(8) for (int m = 0; m < M; ++m) found[m] = acc[m] + least[m];
 }
+template <class B> inline void int8_tile(int64_t rows, const Int8Group* x, const float* panel, int64_t units, Vec* found) {
+    with_constant<kInt8Rows>(rows, [&](auto some) { int8_tile_of<B, some>(x, panel, units, found); });
+}
+#endif
 
-// Calls done(row, rows of it, a vector of columns for each) until every row of x has met a panel.
-template <class B, class Done> inline void int8_tiles(const Int8Words* x, int64_t stride, int64_t rows, const float* panel, int64_t units, const Done& done) {
-    Vec found[kInt8Tile];
-    for (int64_t m = 0, some; m < rows; m += some) {
-        some = rows - m < kInt8Tile ? rows - m : kInt8Tile;
-        with_constant<kInt8Tile>(some, [&](auto count) { int8_tile<B, count>(x + m * stride, stride, panel, units, found); });
-        done(m, some, found);
+constexpr int kColumnsAtOnce = 32;  // of y, whose panels meet a group of rows while a near cache holds that
+static_assert(kColumnsAtOnce == kUnit, "hidden features are rounded as soon as they are found");
+
+// Columns [n, n + count) of a weight, at most kColumnsAtOnce, as panels.
+template <class T> struct Int8Panels {
+    const LinearWeight& f;
+    int64_t n, count, units, panels;
+    float* at;
+    Int8Panels(const LinearWeight& f, int64_t n, int64_t count, int64_t units, float* at) : f(f), n(n), count(count), units(units), panels((count + W - 1) / W), at(at) {
+        with_whole(f.type, [&](auto of) {
+            using B = typename decltype(of)::Blocks;
+            for (int64_t i = 0; i < panels; ++i) int8_panel<B>(f, n + i * W, count - i * W < W ? count - i * W : W, units, at + i * units * int8_unit_numbers<B>());
+        });
     }
+    // Calls done(column of the count, columns, a vector of them for each row) for a group of rows of x.
+    template <class Done> void over(const Int8Group* x, int64_t rows, const Done& done) const {
+        with_whole(f.type, [&](auto of) {
+            using B = typename decltype(of)::Blocks;
+            Vec found[kInt8Rows];
+            for (int64_t i = 0; i < panels; ++i) {
+                const int64_t column = i * W, columns = count - column < W ? count - column : W;
+                int8_tile<B>(rows, x, at + i * units * int8_unit_numbers<B>(), units, found);
+                const Vec bias = f.bias ? load_some((const T*)f.bias + n + column, columns) : Vec{};
+                for (int64_t r = 0; r < rows; ++r) found[r] += bias;
+                done(column, columns, found);
+            }
+        });
+    }
+};
+
+// Calls of(group, rows of it) for the groups [first, last) of `rows` rows.
+template <class Of> inline void over_groups(int64_t rows, int64_t first, int64_t last, const Of& of) {
+    for (int64_t g = first; g < last; ++g) of(g, rows - g * kInt8Rows < kInt8Rows ? rows - g * kInt8Rows : kInt8Rows);
 }
 
-// y[m, n] of rows in 8 bits for columns [first, last) of a weight, in whole panels.
-template <class T> void int8_columns(const Int8Words* x, int64_t stride, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, float* panel, T* y, int64_t y_stride) {
-    with_whole(f.type, [&](auto of) {
-        using B = typename decltype(of)::Blocks;
-        for (int64_t n = first, count; n < last; n += count) {
-            count = last - n < W ? last - n : W;
-            int8_panel<B>(f, n, count, K / kUnit, panel);
-            const Vec bias = f.bias ? load_some((const T*)f.bias + n, count) : Vec{};
-            int8_tiles<B>(x, stride, rows, panel, K / kUnit, [&](int64_t m, int64_t some, const Vec* found) {
-                for (int64_t r = 0; r < some; ++r) store_some(found[r] + bias, y + (m + r) * y_stride + n, count);
-            });
-        }
-    });
-}
-
-// The part of `columns`, whole panels, that a thread takes.
-inline int64_t panels_until(int64_t columns, int64_t thread, int64_t threads) {
-    const int64_t until = (columns + W - 1) / W * thread / threads * W;
+// The part of `columns`, in units, that a thread takes.
+inline int64_t columns_until(int64_t columns, int64_t thread, int64_t threads) {
+    const int64_t until = (columns + kColumnsAtOnce - 1) / kColumnsAtOnce * thread / threads * kColumnsAtOnce;
     return until < columns ? until : columns;
 }
 
-template <class T> void int8_gemm_of(const Gemm& p, int64_t thread, int64_t threads) {
-    const int64_t units = p.in_features / kUnit;
-    Int8Words* x = (Int8Words*)p.scratch.x();
-    over_row_blocks(p.rows, p.in_features, [&](int64_t m, int64_t rows) {
-        const int64_t from = rows * thread / threads, to = rows * (thread + 1) / threads;
-        round_rows((const T*)p.x + (m + from) * p.x_stride, p.x_stride, to - from, p.in_features, x + from * units, units);
-        wait_for_team();
-        int64_t column = 0;
-        for (int i = 0; i < p.count; column += p.weights[i++].out_features) {
-            const LinearWeight& f = p.weights[i];
-            int8_columns(x, units, rows, p.in_features, f, panels_until(f.out_features, thread, threads), panels_until(f.out_features, thread + 1, threads),
-                         p.scratch.panel(thread), (T*)p.y + m * p.y_stride + column, p.y_stride);
-        }
+// Calls of(n, columns) for the columns of a thread.
+template <class Of> inline void over_columns(int64_t columns, int64_t thread, int64_t threads, const Of& of) {
+    const int64_t last = columns_until(columns, thread + 1, threads);
+    for (int64_t n = columns_until(columns, thread, threads); n < last; n += kColumnsAtOnce) of(n, last - n < kColumnsAtOnce ? last - n : kColumnsAtOnce);
+}
+
+// y[m, n] of rows in 8 bits for a thread's columns of a weight.
+template <class T> void int8_columns(const Int8Group* x, int64_t rows, int64_t units, const LinearWeight& f, int64_t thread, int64_t threads, float* panels, T* y, int64_t y_stride) {
+    over_columns(f.out_features, thread, threads, [&](int64_t n, int64_t count) {
+        const Int8Panels<T> by(f, n, count, units, panels);
+        over_groups(rows, 0, int8_groups(rows), [&](int64_t g, int64_t some) {
+            by.over(x + g * units, some, [&](int64_t column, int64_t columns, const Vec* found) {
+                for (int64_t r = 0; r < some; ++r) store_some(found[r], y + (g * kInt8Rows + r) * y_stride + n + column, columns);
+            });
+        });
     });
 }
 
-// Hidden features [n, n + count) of rows in 8 bits, as float32.
-template <class T> void int8_hidden(const Network& by, Bend bend, const Int8Words* x, int64_t rows, int64_t K, int64_t n, int64_t count, float* panel, float* hidden) {
-    const int64_t F = by.up.out_features, units = K / kUnit;
-    auto each = [&](const LinearWeight& f, const auto& done) {
-        const Vec bias = f.bias ? load_some((const T*)f.bias + n, count) : Vec{};
-        with_whole(f.type, [&](auto of) {
-            using B = typename decltype(of)::Blocks;
-            int8_panel<B>(f, n, count, units, panel);
-            int8_tiles<B>(x, units, rows, panel, units, [&](int64_t m, int64_t some, const Vec* found) {
-                for (int64_t r = 0; r < some; ++r) done(found[r] + bias, hidden + (m + r) * F + n);
-            });
-        });
-    };
-    if (by.gate.weight) each(by.gate, [&](Vec gate, float* at) { store_some(activated(by, bend, gate), at, count); });
-    each(by.up, [&](Vec value, float* at) {
-        store_some(by.gate.weight ? load_some(at, count) * multiplied_by_gate(by, value) : activated(by, bend, value), at, count);
+// Rows [m, m + rows) of x in 8 bits, by all threads.
+template <class T> Int8Group* int8_rows_of(const Gemm& p, int64_t m, int64_t rows, int64_t thread, int64_t threads) {
+    const int64_t groups = int8_groups(rows), units = p.in_features / kUnit;
+    Int8Group* x = (Int8Group*)p.scratch.x();
+    over_groups(rows, groups * thread / threads, groups * (thread + 1) / threads, [&](int64_t g, int64_t some) {
+        round_group((const T*)p.x + (m + g * kInt8Rows) * p.x_stride, p.x_stride, some, units, x + g * units);
+    });
+    wait_for_team();
+    return x;
+}
+
+template <class T> void int8_gemm_of(const Gemm& p, int64_t thread, int64_t threads) {
+    over_row_blocks(p.rows, p.in_features, [&](int64_t m, int64_t rows) {
+        const Int8Group* x = int8_rows_of<T>(p, m, rows, thread, threads);
+        int64_t column = 0;
+        for (int i = 0; i < p.count; column += p.weights[i++].out_features)
+            int8_columns(x, rows, p.in_features / kUnit, p.weights[i], thread, threads, p.scratch.panel(thread), (T*)p.y + m * p.y_stride + column, p.y_stride);
     });
 }
 
 template <class T> void int8_network_of(const GemmNetwork& f, int64_t thread, int64_t threads) {
     const Gemm& p = f.in;
     const Network& by = f.network;
-    const int64_t K = p.in_features, F = by.up.out_features, N = by.down.out_features, units = K / kUnit;
-    Int8Words* x = (Int8Words*)p.scratch.x();
-    float* hidden = p.scratch.hidden();
-    float* panel = p.scratch.panel((int)thread);
+    const int64_t F = by.up.out_features, units = p.in_features / kUnit;
+    Int8Group* hidden = (Int8Group*)p.scratch.hidden();
+    float* panels = p.scratch.panel((int)thread);
     const Bend bend = bend_of<T>(by);
     over_row_blocks(p.rows, p.in_features, [&](int64_t m, int64_t rows) {
-        const int64_t from = rows * thread / threads, to = rows * (thread + 1) / threads;
-        round_rows((const T*)p.x + (m + from) * p.x_stride, p.x_stride, to - from, K, x + from * units, units);
+        const Int8Group* x = int8_rows_of<T>(p, m, rows, thread, threads);
+        over_columns(F, thread, threads, [&](int64_t n, int64_t count) {
+            const Int8Panels<T> up(by.up, n, count, units, panels);
+            const Int8Panels<T> gate(by.gate.weight ? by.gate : by.up, n, by.gate.weight ? count : 0, units, panels + kColumnsAtOnce * panel_row(p.in_features));
+            over_groups(rows, 0, int8_groups(rows), [&](int64_t g, int64_t some) {
+                float features[kInt8Rows * kColumnsAtOnce];
+                gate.over(x + g * units, some, [&](int64_t column, int64_t, const Vec* found) {
+                    for (int64_t r = 0; r < some; ++r) store(activated(by, bend, found[r]), features + r * kColumnsAtOnce + column);
+                });
+                up.over(x + g * units, some, [&](int64_t column, int64_t, const Vec* found) {
+                    for (int64_t r = 0; r < some; ++r) {
+                        float* at = features + r * kColumnsAtOnce + column;
+                        store(by.gate.weight ? load(at) * multiplied_by_gate(by, found[r]) : activated(by, bend, found[r]), at);
+                    }
+                });
+                round_group(features, kColumnsAtOnce, some, 1, hidden + g * (F / kUnit) + n / kUnit);
+            });
+        });
         wait_for_team();
-        const int64_t last = panels_until(F, thread + 1, threads);
-        for (int64_t n = panels_until(F, thread, threads); n < last; n += W) int8_hidden<T>(by, bend, x, rows, K, n, last - n < W ? last - n : W, panel, hidden);
-        wait_for_team();
-        for (int64_t r = from; r < to; ++r) round_rows(hidden + r * F, F, 1, F, (Int8Words*)(hidden + r * F), 0);
-        wait_for_team();
-        int8_columns((const Int8Words*)hidden, F / kUnit * kWordsOfNumbers, rows, F, by.down, panels_until(N, thread, threads), panels_until(N, thread + 1, threads),
-                     panel, (T*)p.y + m * p.y_stride, p.y_stride);
+        int8_columns(hidden, rows, F / kUnit, by.down, thread, threads, panels, (T*)p.y + m * p.y_stride, p.y_stride);
     });
 }
 

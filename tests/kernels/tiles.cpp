@@ -22,7 +22,7 @@
 #define PH_NAMESPACE tiles
 #include "common/tile_products.h"
 #include "attention/attend.h"
-#include "products/tile_panels.h"
+#include "products/gemm.h"
 
 namespace polyhead { uint8_t grids[kGridBytes]; }
 
@@ -114,6 +114,43 @@ template <class T, class E = T> bool is_right_in_slices(int64_t rows, int64_t K,
     return true;
 }
 
+// Rows in 8 bits with a weight in blocks, whose numbers are those that are unpacked.
+bool is_right_in_8_bits(int type, int64_t rows, int64_t K, int64_t columns) {
+    const int64_t row_bytes = polyhead::bytes_of_row(type, K), blocks = columns * K / (type == 14 ? 256 : 32);
+    std::vector<uint8_t> w(columns * row_bytes);
+    for (uint8_t& byte : w) byte = (uint8_t)std::rand();
+    for (int64_t i = 0; i < blocks; ++i) {  // scales that are numbers
+        uint8_t* at = w.data() + i * ((int64_t)w.size() / blocks);
+        if (type == 14) at += 208;
+        at[1] = 0x2c;
+        if (type == 3) at[3] = 0xac;
+    }
+    const auto x = random_numbers<float>(rows * K, 1);
+    std::vector<float> numbers(columns * K), y(rows * columns, 7.0f);
+    const polyhead::LinearWeight f{w.data(), nullptr, columns, type, row_bytes, true};
+    for (int64_t n = 0; n < columns; ++n) unpack_run(f, n, 0, K, numbers.data() + n * K);
+    polyhead::Gemm p{};
+    p.dtype = polyhead::kFloat32, p.x = x.data(), p.x_stride = K, p.rows = rows, p.in_features = K;
+    p.weights[0] = f, p.count = 1, p.y = y.data(), p.y_stride = columns;
+    p.scratch = scratch_of(p);
+    std::vector<float> scratch(p.scratch.numbers(1) + 16);
+    p.scratch.at = (float*)polyhead::up_to((int64_t)scratch.data(), 64);
+    gemm(p, 1);
+    for (int64_t m = 0; m < rows; ++m)
+        for (int64_t n = 0; n < columns; ++n) {
+            double sum = 0, size = 0;
+            for (int64_t u = 0; u < K; u += kUnit) {
+                const Int8Unit unit = int8_unit_of(x.data() + m * K + u, 1);
+                for (int64_t i = 0; i < kUnit; ++i) {
+                    const double product = (double)unit.scale * (int8_t)unit.codes[i] * numbers[n * K + u + i];
+                    sum += product, size += std::abs(product);
+                }
+            }
+            if (!(std::abs(y[m * columns + n] - sum) <= 1e-5 * size)) return false;
+        }
+    return true;
+}
+
 // Heads of one kv head; query t sees the keys [low, high) around its place, or all. Keys of great scores come
 // late, so that what was summed is rescaled.
 template <class T> bool attends(polyhead::Dtype dtype, double error, int64_t heads, int64_t queries, int64_t keys, int64_t D, int64_t V, bool bounded) {
@@ -181,6 +218,17 @@ int main(int argc, char**) {
                     if (!is_right_in_slices<BFloat16>(rows, K, columns, transposed) || !is_right_in_slices<Half>(rows, K, columns, transposed) ||
                         !is_right_in_slices<Half, float>(rows, K, columns, transposed) || !is_right_in_slices<float>(rows, K, columns, transposed)) {
                         std::printf("wrong: rows %d, inputs %d, columns %d, transposed %d, in slices\n", (int)rows, (int)K, (int)columns, transposed);
+                        return 1;
+                    }
+                    ++compared;
+                }
+    for (int64_t rows : numbers_of_rows)
+        for (int type : {2, 3, 8, 14})
+            for (int64_t units : {1, 2, 3})
+                for (int64_t columns : {1, 37}) {
+                    const int64_t K = units * (type == 14 ? 256 : kUnit);
+                    if (!is_right_in_8_bits(type, rows, K, columns)) {
+                        std::printf("wrong: rows %d, inputs %d, columns %d, type %d, in 8 bits\n", (int)rows, (int)K, (int)columns, type);
                         return 1;
                     }
                     ++compared;
