@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyhead import native
 from polyhead.layers.exact import ExactType
-from polyhead.layers.gemm import as_rows, code_for_gemm
+from polyhead.layers.gemm import as_rows, code_for, code_for_gemm
 from polyhead.layers.linear_gradients import PLAIN_LINEAR, recorded_linear, recorded_product
 from polyhead.layers.quantized import QUANTIZED_LINEAR, QuantizedMatrix, native_weight
 from polyhead.native import batch_invariant, tensor_check
@@ -135,11 +135,13 @@ def feed_forward(
         down: Linear module of the down projection.
         form: The last four fields of ``Network``.
     """
-    code = code_for_gemm(x)
+    up = _without_inactive_change(up)
+    # Blocks are multiplied by native code in any case.
+    code = code_for(x) if QUANTIZED_LINEAR.is_class(up) else code_for_gemm(x)
     if code is None:
         return None
     gate_weight = None if gate is None else weight_of(_without_inactive_change(gate), x)
-    up_weight = weight_of(_without_inactive_change(up), x)
+    up_weight = weight_of(up, x)
     if up_weight is None or (gate_weight is None and gate is not None):
         return None
     down_weight = weight_of(_without_inactive_change(down), x, up_weight[0].shape[0])
