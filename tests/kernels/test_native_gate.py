@@ -126,6 +126,15 @@ def test_what_does_not_go_together_is_refused(mods, words):
         native.code().attend(q, [KVSegment(k, v)], 1.0, NO_SCORE_MODS._replace(**mods))
 
 
+@pytest.mark.parametrize("number", [0, 17])
+def test_a_call_has_1_to_16_segments(number):
+    q, k, out = draw(1, 2, 3, 8), draw(1, 2, 5, 8), torch.empty(1, 2, 3, 8)
+    with pytest.raises(ValueError, match="segments of keys and values must be 1 to 16"):
+        tensor_check.MODULE.attend(
+            0, 1, q, [KVSegment(k, k)] * number, 1.0, NO_SCORE_MODS, out, None
+        )
+
+
 @pytest.mark.parametrize("page", [-1, 4, 1 << 40])
 def test_a_page_that_is_not_there_is_an_error(page):
     q, k, v = draw(1, 2, 1, 16), draw(4, 2, 8, 16), draw(4, 2, 8, 16)
