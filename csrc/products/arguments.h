@@ -51,7 +51,7 @@ inline int64_t most_block_rows(int64_t features) {
     return fit >= kBlockRows ? kBlockRows : fit > kLeastBlockRows ? fit : kLeastBlockRows;
 }
 inline int64_t rows_of_block(int64_t rows, int64_t features) { return rows < most_block_rows(features) ? rows : most_block_rows(features); }
-// Of packed rows, each element half a number of every slice.
+// Of packed rows, each element half a number of every slice; whole lines of memory, so that others begin behind them.
 inline int64_t rows_numbers(int64_t rows, int64_t features) { return (rows * kMostSlices + 1) / 2 * panel_row(features); }
 struct GemmScratch {
     int64_t x_numbers, hidden_numbers, panel_numbers, sums_numbers, gates_numbers;

@@ -7,9 +7,9 @@
 
 #include <array>
 
+#include "../common/tile_products.h"
 #include "../products/activations.h"
 #include "../products/rows.h"
-#include "../common/tile_products.h"
 #include "int8_activations.h"
 
 namespace polyhead::PH_NAMESPACE {
@@ -20,7 +20,8 @@ constexpr int kInt8Rows = kTile;
 constexpr int kInt8Rows = PH_WIDTH == 8 ? 4 : 8;  // of x, that registers hold sums of
 #endif
 
-// A unit of rows of x: four codes a word, s and s Σ q, and sums of codes of each half. Those of a row that is not there are 0.
+// A unit of rows of x: four codes a word, s and s Σ q, and sums of codes of each half. What a row that is not there holds is
+// multiplied by tiles and not looked at.
 struct alignas(64) Int8Group {
     int32_t codes[kInt8Rows][8];
     float scale[kInt8Rows], total[kInt8Rows];
@@ -30,25 +31,20 @@ struct alignas(64) Int8Group {
 };
 inline int64_t int8_groups(int64_t rows) { return (rows + kInt8Rows - 1) / kInt8Rows; }
 
-// Row r of groups of rows, of so many units.
-template <class T> void round_row(const T* x, int64_t units, int64_t r, Int8Group* to) {
-    for (int64_t u = 0; u < units; ++u, ++to, x += kUnit) {
-        float numbers[kUnit];
-        for (int v = 0; v < kVectors; ++v) store(load(x + v * W), numbers + v * W);
-        const Int8Unit made = int8_unit_of(numbers, 1);
-        __builtin_memcpy(to->codes[r], &made.codes, sizeof to->codes[r]);
-        to->scale[r] = made.scale, to->total[r] = made.total;
-#if !PH_TILES
-        to->sums[r][0] = made.start[0] + made.start[1] + made.start[2] + made.start[3];
-        to->sums[r][1] = made.start[4] + made.start[5] + made.start[6] + made.start[7];
-#endif
-    }
-}
-
 // A group of up to kInt8Rows rows of x, so many units of each.
 template <class T> void round_group(const T* x, int64_t stride, int64_t rows, int64_t units, Int8Group* to) {
-    if (rows < kInt8Rows) __builtin_memset((void*)to, 0, units * sizeof(Int8Group));
-    for (int64_t r = 0; r < rows; ++r) round_row(x + r * stride, units, r, to);
+    for (int64_t r = 0; r < rows; ++r)
+        for (int64_t u = 0; u < units; ++u) {
+            float numbers[kUnit];
+            for (int v = 0; v < kVectors; ++v) store(load(x + r * stride + u * kUnit + v * W), numbers + v * W);
+            const Int8Unit made = int8_unit_of(numbers, 1);
+            __builtin_memcpy(to[u].codes[r], &made.codes, sizeof to->codes[r]);
+            to[u].scale[r] = made.scale, to[u].total[r] = made.total;
+#if !PH_TILES
+            to[u].sums[r][0] = made.start[0] + made.start[1] + made.start[2] + made.start[3];
+            to[u].sums[r][1] = made.start[4] + made.start[5] + made.start[6] + made.start[7];
+#endif
+        }
 }
 
 // Numbers of a panel for a unit: words of codes, scales of each half that has one, minima.
@@ -230,7 +226,7 @@ template <class B> inline void int8_tile(int64_t rows, const Int8Group* x, const
 constexpr int kColumnsAtOnce = 32;  // of y, whose panels meet a group of rows while a near cache holds that
 static_assert(kColumnsAtOnce == kUnit, "hidden features are rounded as soon as they are found");
 
-// Columns [n, n + count) of a weight, at most kColumnsAtOnce, as panels.
+// Columns [n, n + count) of a weight, at most kColumnsAtOnce, as panels; of a gate that is not there, none.
 template <class T> struct Int8Panels {
     const LinearWeight& f;
     int64_t n, count, units, panels;
@@ -317,7 +313,7 @@ template <class T> void int8_network_of(const GemmNetwork& f, int64_t thread, in
         const Int8Group* x = int8_rows_of<T>(p, m, rows, thread, threads);
         over_columns(F, thread, threads, [&](int64_t n, int64_t count) {
             const Int8Panels<T> up(by.up, n, count, units, panels);
-            const Int8Panels<T> gate(by.gate.weight ? by.gate : by.up, n, by.gate.weight ? count : 0, units, panels + kColumnsAtOnce * panel_row(p.in_features));
+            const Int8Panels<T> gate(by.gate, n, count, units, panels + kColumnsAtOnce * panel_row(p.in_features));
             over_groups(rows, 0, int8_groups(rows), [&](int64_t g, int64_t some) {
                 float features[kInt8Rows * kColumnsAtOnce];
                 gate.over(x + g * units, some, [&](int64_t column, int64_t, const Vec* found) {
