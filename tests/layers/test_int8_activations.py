@@ -80,10 +80,11 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
 
 
 def test_numbers_are_rounded_once() -> None:
-    """This one is 98.5000019 steps, which float32 holds as 98.5."""
-    x = torch.zeros(1, 32)
+    """98.5000019 steps, which float32 holds as 98.5, and 70.4999993, of a quotient rounded once."""
+    x = torch.zeros(2, 32)
     x[0, 0], x[0, 1] = float.fromhex("0x1.08a8c2p+1"), float.fromhex("0x1.9a88cep+0")
-    assert (int8_activations(x) / x[0, 0] * 127).round().tolist()[0][:2] == [127.0, 99.0]
+    x[1, 0], x[1, 1] = 2.5742435455322266, 1.429009199142456
+    assert (int8_activations(x) / x[:, :1] * 127).round()[:, :2].tolist() == [[127, 99], [127, 70]]
 
 
 @pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)

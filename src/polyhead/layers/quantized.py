@@ -204,7 +204,8 @@ def int8_activations(x: Tensor) -> Tensor:
     """
     runs = x.float().reshape(*x.shape[:-1], -1, 32)
     most = runs.abs().amax(-1, keepdim=True)
-    by = torch.where(most > 1e-30, 127 / most, torch.zeros_like(most))
+    quotient = torch.full_like(most, 127) / most  # 127 / most rounds twice: a reciprocal first
+    by = torch.where(most > 1e-30, quotient, torch.zeros_like(most))
     scale = torch.where(most.isfinite(), most / 127, torch.full_like(most, torch.nan))
     codes = (runs.double() * by.double()).round().float()  # rounded once, as multiply-add does
     return (codes * scale).reshape(x.shape).to(x.dtype)
