@@ -32,6 +32,17 @@ def random_blocks(kind: BlockType, rows: int, numbers: int, seed: int = 0) -> Te
     return torch.from_numpy(blocks.reshape(rows, -1))
 
 
+def blocks_of(byte: int, kind: BlockType, rows: int, numbers: int) -> Tensor:
+    """Random scales, and everything else of a byte: extreme codes."""
+    blocks = random_blocks(kind, rows, numbers).view(rows, -1, kind.octets)
+    full = torch.full_like(blocks, byte)
+    scales = {"MXFP4": [0], "IQ1_M": [49, 51, 53, 55]}.get(
+        kind.name, [at + i for at in _HALVES.get(kind.name, ()) for i in (0, 1)]
+    )
+    full[..., scales] = blocks[..., scales]
+    return full.flatten(1)
+
+
 def by_package(blocks: Tensor, kind: BlockType) -> Tensor:
     """The numbers as the gguf package unpacks them, float32."""
     numbers = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType(kind.number))

@@ -18,12 +18,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from torch import Tensor
 
 from polyhead.layers.quantized import int8_activations
+from polyhead.quantization import block_type
+from polyhead.quantization.unpacking import grids
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from random_blocks import by_package, random_blocks  # noqa: E402
+
 COMPILER = "aarch64-linux-gnu-g++"
 FLAGS = [
     "-std=c++17", "-O2", "-Icsrc", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math",
@@ -38,6 +42,7 @@ CODES: dict[str, tuple[list[str], str]] = {
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 BLOCKS = ("Q4_0", "Q8_0", "Q5_1", "Q4_K", "Q6_K")
+INT8_BLOCKS = (*BLOCKS, "Q2_K", "Q3_K", "MXFP4", "TQ1_0", "TQ2_0", "IQ3_XXS", "IQ2_XS", "IQ1_M")
 
 
 @dataclass
@@ -69,25 +74,13 @@ def product(
     """x Wᵀ + b of 512 features, dense or in blocks; ``by_columns`` names x, w or both."""
     inside, outside = 512, 70
     x, bias = torch.randn(rows, inside).to(dtype), torch.randn(outside).to(dtype)
-    number = 0 if block is None else GGMLQuantizationType[block].value
     if block is None:
-        weight = torch.randn(outside, inside).to(dtype)
+        weight, number = torch.randn(outside, inside).to(dtype), 0
         stored, exact = as_bytes(weight.mT if "w" in by_columns else weight), weight.double()
     else:
-        kind = GGMLQuantizationType[block]
-        try:
-            coded = quants.quantize(torch.randn(outside, inside).numpy(), kind)
-        except NotImplementedError:  # types of 4 to 6 bits that gguf reads alone: any bytes will do
-            numbers, length = GGML_QUANT_SIZES[kind]
-            shape = outside, inside // numbers * length
-            coded = torch.randint(0, 256, shape, dtype=torch.uint8).numpy()
-            blocks = coded.reshape(outside, -1, length)
-            halves = {"Q4_K": (0, 2), "Q6_K": (208,)}[block]
-            for at in halves:
-                scale = np.full((*blocks.shape[:2], 1), 0.01, np.float16)
-                blocks[:, :, at : at + 2] = scale.view(np.uint8)
-        stored = coded.tobytes()
-        exact = torch.from_numpy(quants.dequantize(coded, kind)).double()
+        kind = block_type(block)
+        coded, number = random_blocks(kind, outside, inside), kind.number
+        stored, exact = as_bytes(coded), by_package(coded, kind).double()
     y = (int8_activations(x.float()) if int8 else x).double() @ exact.mT + bias.double()
     size = float(exact.abs().mean() * x.double().abs().mean() * inside**0.5)
     error = CLOSE[dtype] * 4 * max(size, 1.0)
@@ -154,7 +147,9 @@ def every_case() -> list[Case]:
         found += [product(dtype, rows, None) for rows in (1, 3, 8, 9, 33, 70)]
         found += [product(dtype, rows, block) for block in BLOCKS for rows in (1, 5, 20, 70)]
         found += [product(dtype, 71, None, by_columns=which) for which in ("x", "w", "xw")]
-        found += [product(dtype, rows, block, int8=True) for block in BLOCKS for rows in (3, 29)]
+        found += [
+            product(dtype, rows, block, int8=True) for block in INT8_BLOCKS for rows in (1, 3, 29)
+        ]
         found += [
             attention(dtype, queries, *sizes)
             for queries in (1, 5, 40)
@@ -166,6 +161,7 @@ def every_case() -> list[Case]:
 
 def write(cases: list[Case], path: Path, threads: int) -> None:
     with path.open("wb") as file:
+        file.write(as_bytes(grids()))
         for case in cases:
             file.write(np.array([case.kind, threads], np.int64).tobytes())
             for field in case.fields:

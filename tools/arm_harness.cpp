@@ -115,6 +115,7 @@ void choice(const Code& code, int threads) {
 
 int main(int count, char** args) {
     if (count != 4 || !(cases = std::fopen(args[2], "rb")) || !(results = std::fopen(args[3], "wb"))) return 2;
+    if (std::fread(polyhead::grids, sizeof polyhead::grids, 1, cases) != 1) return 2;
     for (int i = 0; i < 3; ++i) {
         if (std::strcmp(args[1], kCodes[i]->name)) continue;
         if (!kRunsHere[i]()) return 5;

@@ -7,7 +7,7 @@ namespace polyhead {
 
 // Types of blocks that are read without unpacking, as GGUF files number them: name, type number, numbers and bytes of a
 // block. From kFirstScaled on their scales lie in another tensor, as in files of Hugging Face (Scales).
-constexpr int kFirstScaled = 64, kFloat8 = 64, kScaledNumbers = 32;
+constexpr int kFloat16Blocks = 1, kBFloat16Blocks = 30, kFirstScaled = 64, kFloat8 = 64, kScaledNumbers = 32;
 #define PH_BLOCKS(BLOCK) \
     BLOCK(Q4_0, 2, 32, 18) BLOCK(Q4_1, 3, 32, 20) BLOCK(Q5_0, 6, 32, 22) BLOCK(Q5_1, 7, 32, 24) BLOCK(Q8_0, 8, 32, 34) \
     BLOCK(Q2_K, 10, 256, 84) BLOCK(Q3_K, 11, 256, 110) BLOCK(Q4_K, 12, 256, 144) BLOCK(Q5_K, 13, 256, 176) \
@@ -32,12 +32,14 @@ inline int64_t bytes_of_row(int64_t type, int64_t count) {
     return -1;
 }
 
-// Types whose products take x in 8 bits where they are asked to, by kInt8Activations beside the type's number; and how many
-// numbers a row may have.
+// Types whose products take x in 8 bits where they are asked to, by kInt8Activations beside the type's number: those whose
+// codes are whole numbers and whose scales are beside them. And how many numbers a row may have.
 constexpr int kInt8Activations = 256;
 constexpr int64_t kMaxInt8Inputs = 1 << 15;  // a thread keeps them on its stack
-inline bool takes_int8_activations(int64_t type) {
-    return type == 2 || type == 3 || (type >= 6 && type <= 8) || (type >= 12 && type <= 14);
+constexpr bool takes_int8_activations(int64_t type) {
+#define PH_TAKES(name, number, numbers, bytes) || type == number
+    return type < kFirstScaled && type != kFloat16Blocks && type != kBFloat16Blocks && (false PH_BLOCKS(PH_TAKES));
+#undef PH_TAKES
 }
 
 // The scales of a weight whose blocks have none: number k of row n has those at [n / rows, k / numbers].

@@ -8,6 +8,7 @@
 // A unit that is not finite makes sums NaN. Source: Q8_0 and Q8_1 of llama.cpp (there scales are rounded to 16 bits).
 #pragma once
 
+#include <array>
 #include <cstddef>
 
 #include "products.h"
@@ -17,8 +18,6 @@ namespace polyhead::PH_NAMESPACE {
 typedef float Four __attribute__((vector_size(16)));
 typedef int32_t FourInts __attribute__((vector_size(16)));
 typedef int32_t LaneInts __attribute__((vector_size(32)));
-typedef uint8_t HalfBytes __attribute__((vector_size(16)));
-typedef uint16_t HalfPairs __attribute__((vector_size(16)));
 
 inline Four add_product(Four sum, Four a, Four b) {
 #if defined(__FMA__)
@@ -40,71 +39,80 @@ inline void sums_of(const LaneInts* v, FourInts& first, FourInts& second) {
 #endif
 }
 
-// 32 bytes from the halves of 16.
-inline Bytes nibbles(const uint8_t* p) {
-    const HalfBytes x = load_any<HalfBytes>(p), high = (HalfBytes)((HalfPairs)x >> 4);
-#if defined(__AVX2__)
-    return (Bytes)_mm256_inserti128_si256(_mm256_castsi128_si256((__m128i)x), (__m128i)high, 1) & 15;
-#else
-    Bytes both;
-    __builtin_memcpy(&both, &x, 16), __builtin_memcpy((uint8_t*)&both + 16, &high, 16);
-    return both & 15;
-#endif
-}
-
 // 16 where a bit is set.
-inline Bytes fifth_bits(uint32_t bits) {
-#if defined(__AVX512BW__) && defined(__AVX512VL__)
-    return (Bytes)_mm256_maskz_set1_epi8(bits, 16);
+inline Bytes fifth_bits(uint32_t bits) { return where_set(bits) & 16; }
+
+// What kernels know of the codes of a unit: they are whole numbers of either sign, or from 0 on and `Middle` too large; a
+// number is scale · (code − Middle) + minimum. Scales and minima of a unit are as many: one, or one for sixteen numbers.
+template <int Middle, int Scales, int Minima, bool Signed = false> struct CodesOf {
+    static constexpr int kMiddle = Middle, kScales = Scales, kMinima = Minima;
+    static constexpr bool kSigned = Signed;
+    // What `quad_dots` starts with, times the sums of four codes of x.
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+    static constexpr int kStart = Signed ? -128 : -Middle;
 #else
-    Bytes found;
-    for (int i = 0; i < 32; ++i) found[i] = (uint8_t)((bits >> i & 1) << 4);
-    return found;
+    static constexpr int kStart = -Middle;
 #endif
-}
+};
 
-// The codes of a unit, from 0 on and kMiddle too large, or whole numbers of either sign; and what they stand for:
-// scale · (code − kMiddle) + minimum. kHalved: sixteen numbers have a scale, not 32.
-template <class B> struct Whole;
+// Blocks by units of whole numbers: codes(j), scale(j, half) and minimum(j, half) of unit j.
+template <class B> struct Whole : B {
+    using Form = CodesOf<0, B::kHalved ? 2 : 1, 0, true>;
+    Whole(const uint8_t* p, const float*) : B(p) {}
+    float minimum(int, int) const { return 0.0f; }
+};
+template <class B> using FormOf = typename Whole<B>::Form;
 
-template <int Middle, bool Minimum, bool Signed = false> struct WholeWithHalves {
-    static constexpr int kMiddle = Middle;
-    static constexpr bool kMinimum = Minimum, kSigned = Signed, kHalved = false;
+template <int Middle, int Minima, bool Signed = false> struct WholeWithHalves {
+    using Form = CodesOf<Middle, 1, Minima, Signed>;
     const uint8_t* at;
     const float* d;
     float scale(int, int) const { return d[0]; }
-    float minimum(int) const { return d[1]; }
+    float minimum(int, int) const { return d[1]; }
 };
 
-template <> struct Whole<Q4_0> : WholeWithHalves<8, false> {
+template <> struct Whole<Q4_0> : WholeWithHalves<8, 0> {
     Bytes codes(int) const { return nibbles(at + 2); }
 };
-template <> struct Whole<Q4_1> : WholeWithHalves<0, true> {
+template <> struct Whole<Q4_1> : WholeWithHalves<0, 1> {
     Bytes codes(int) const { return nibbles(at + 4); }
 };
-template <> struct Whole<Q5_0> : WholeWithHalves<16, false> {
+template <> struct Whole<Q5_0> : WholeWithHalves<16, 0> {
     Bytes codes(int) const { return nibbles(at + 6) | fifth_bits(load_any<uint32_t>(at + 2)); }
 };
-template <> struct Whole<Q5_1> : WholeWithHalves<0, true> {
+template <> struct Whole<Q5_1> : WholeWithHalves<0, 1> {
     Bytes codes(int) const { return nibbles(at + 8) | fifth_bits(load_any<uint32_t>(at + 4)); }
 };
-template <> struct Whole<Q8_0> : WholeWithHalves<0, false, true> {
+template <> struct Whole<Q8_0> : WholeWithHalves<0, 0, true> {
     Bytes codes(int) const { return load_any<Bytes>(at + 2); }
 };
 
+// Codes of two bits times scales of four are whole numbers below 46.
+template <> struct Whole<Q2_K> : Q2_K {
+    using Form = CodesOf<0, 1, 2>;
+    Whole(const uint8_t* p, const float*) : Q2_K(p) {}
+    float scale(int, int) const { return d; }
+    Bytes codes(int j) const {
+        auto multiples = [&](int half) { return four_times(0x03020100u * (at[2 * j + half] & 15)); };
+        return looked_up(joined(multiples(0), multiples(1)), two_bits(at + 16, j));
+    }
+};
+template <> struct Whole<Q3_K> : Q3_K {
+    using Form = CodesOf<4, 2, 0>;
+    Whole(const uint8_t* p, const float*) : Q3_K(p) {}
+    float minimum(int, int) const { return 0.0f; }
+    Bytes codes(int j) const { return raised(j); }
+};
+
 struct WholeWithMinima {
-    static constexpr int kMiddle = 0;
-    static constexpr bool kMinimum = true, kSigned = false, kHalved = false;
+    using Form = CodesOf<0, 1, 1>;
     const uint8_t* at;
     SixBits by;
     WholeWithMinima(const uint8_t* p, const float*) : at(p), by(p + 4, half_at(p), half_at(p + 2)) {}
     float scale(int j, int) const { return by.scale(j); }
-    float minimum(int j) const { return -by.minimum(j); }
+    float minimum(int j, int) const { return -by.minimum(j); }
     // The lower bits of unit j, of two that share bytes.
-    static Bytes low(const uint8_t* p, int j) {
-        typedef uint16_t Pairs __attribute__((vector_size(32)));
-        return (Bytes)(load_any<Pairs>(p + j / 2 * 32) >> 4 * (j % 2)) & 15;
-    }
+    static Bytes low(const uint8_t* p, int j) { return bits_of(load_any<Bytes>(p + j / 2 * 32), 4 * (j % 2), 4); }
 };
 template <> struct Whole<Q4_K> : WholeWithMinima {
     using WholeWithMinima::WholeWithMinima;
@@ -112,32 +120,41 @@ template <> struct Whole<Q4_K> : WholeWithMinima {
 };
 template <> struct Whole<Q5_K> : WholeWithMinima {
     using WholeWithMinima::WholeWithMinima;
-    Bytes codes(int j) const { return low(at + 48, j) | (load_any<Bytes>(at + 16) >> j & 1) << 4; }
+    Bytes codes(int j) const { return low(at + 48, j) | bits_of(load_any<Bytes>(at + 16), j, 1) << 4; }
 };
 template <> struct Whole<Q6_K> {
-    static constexpr int kMiddle = 32;
-    static constexpr bool kMinimum = false, kSigned = false, kHalved = true;
+    using Form = CodesOf<32, 2, 0>;
     const uint8_t* at;
     float d;
     Whole(const uint8_t* p, const float*) : at(p), d(half_at(p + 208)) {}
     float scale(int j, int half) const { return d * (float)((const int8_t*)at)[192 + 2 * j + half]; }
-    float minimum(int) const { return 0.0f; }
+    float minimum(int, int) const { return 0.0f; }
     Bytes codes(int j) const {
-        const Bytes low = load_any<Bytes>(at + j / 4 * 64 + j % 2 * 32), bits = load_any<Bytes>(at + 128 + j / 4 * 32);
-        return (low >> 4 * (j / 2 % 2) & 15) | (bits >> 2 * (j % 4) & 3) << 4;
+        const Bytes low = load_any<Bytes>(at + j / 4 * 64 + j % 2 * 32);
+        return bits_of(low, 4 * (j / 2 % 2), 4) | two_bits(at + 128, j) << 4;
     }
 };
 
-// Row r of R rows of blocks, whose halves have been read.
-template <class B, int R> inline Whole<B> whole_at(const uint8_t* w, const float* halves, int r) {
-    if constexpr (B::kHalves) return Whole<B>{{w, halves + r * B::kHalves}};
+template <class B> inline Whole<B> whole_at(const uint8_t* w, const float* halves) {
+    if constexpr (B::kHalves) return Whole<B>{{w, halves}};
     else return Whole<B>(w, nullptr);
 }
+template <class B, class Rows, int... R> inline std::array<Whole<B>, sizeof...(R)> wholes_of(const Rows& row, const float* halves, std::integer_sequence<int, R...>) {
+    return {whole_at<B>(row(R), halves + R * B::kHalves)...};
+}
+// Blocks of R rows, row r at row(r), whose halves have been read.
+template <class B, int R, class Rows> inline std::array<Whole<B>, R> wholes_at(const Rows& row, const float* halves) {
+    return wholes_of<B>(row, halves, std::make_integer_sequence<int, R>{});
+}
 
-template <class Of> inline void with_whole(int type, const Of& of) {
-#define PH_IF(B, number) if (type == number) return of(Tag<B>{});
-    PH_IF(Q4_0, 2) PH_IF(Q4_1, 3) PH_IF(Q5_0, 6) PH_IF(Q5_1, 7) PH_IF(Q8_0, 8) PH_IF(Q4_K, 12) PH_IF(Q5_K, 13) PH_IF(Q6_K, 14)
-#undef PH_IF
+// What `of` returns for the type's blocks.
+template <class Of> inline auto with_whole(int type, const Of& of) {
+    switch (type) {
+#define PH_CASE(B, number, numbers, bytes) case number: if constexpr (takes_int8_activations(number)) return of(Tag<B>{}); else break;
+        PH_BLOCKS(PH_CASE)
+#undef PH_CASE
+    }
+    __builtin_unreachable();  // arguments are checked
 }
 
 // A unit of x: codes, their sums in lanes times −(what codes of weights are too large by), s, and s Σ q.
@@ -148,15 +165,15 @@ struct Int8Unit {
 };
 
 // Codes as `quad_dots` takes them: with VNNI those of either sign are 128 too large.
-template <class B> inline Bytes unsigned_codes(Bytes codes) {
+template <class F> inline Bytes unsigned_codes(Bytes codes) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    if (Whole<B>::kSigned) codes ^= 128;
+    if (F::kSigned) codes ^= 128;
 #endif
     return codes;
 }
 
 // sum + Σ of four codes each, times those of x.
-template <class B, class Ints> inline Ints quad_dots(Ints sum, Ints codes, Ints x) {
+template <class F, class Ints> inline Ints quad_dots(Ints sum, Ints codes, Ints x) {
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
     if constexpr (sizeof(Ints) == 64) return (Ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, (__m512i)x);
     else return (Ints)_mm256_dpbusd_epi32((__m256i)sum, (__m256i)codes, (__m256i)x);
@@ -165,7 +182,7 @@ template <class B, class Ints> inline Ints quad_dots(Ints sum, Ints codes, Ints 
     PH_UNROLL(2) for (size_t i = 0; i < sizeof(Ints); i += 32) {
         __m256i a, b, found;
         __builtin_memcpy(&a, (const char*)&codes + i, 32), __builtin_memcpy(&b, (const char*)&x + i, 32), __builtin_memcpy(&found, (const char*)&sum + i, 32);
-        if (Whole<B>::kSigned) b = _mm256_sign_epi8(b, a), a = _mm256_abs_epi8(a);
+        if (F::kSigned) b = _mm256_sign_epi8(b, a), a = _mm256_abs_epi8(a);
         found = _mm256_add_epi32(found, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)));
         __builtin_memcpy((char*)&sum + i, &found, 32);
     }
@@ -178,19 +195,11 @@ template <class B, class Ints> inline Ints quad_dots(Ints sum, Ints codes, Ints 
     return sum;
 #else
     for (size_t i = 0; i < sizeof(Ints); ++i) {
-        const int code = Whole<B>::kSigned ? ((const int8_t*)&codes)[i] : ((const uint8_t*)&codes)[i];
+        const int code = F::kSigned ? ((const int8_t*)&codes)[i] : ((const uint8_t*)&codes)[i];
         sum[i / 4] += code * ((const int8_t*)&x)[i];
     }
     return sum;
 #endif
-}
-
-// What `quad_dots` starts with, times the sums of four codes of x.
-template <class B> constexpr int start_of() {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-    if (Whole<B>::kSigned) return -128;
-#endif
-    return -Whole<B>::kMiddle;
 }
 
 // Sums of four codes each that lie next to each other.

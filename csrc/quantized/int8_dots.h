@@ -7,20 +7,33 @@
 
 namespace polyhead::PH_NAMESPACE {
 
-// The same unit of M rows of x, M = 1 or 2; scale and total of row i are lanes i, i + M, ….
+// The same unit of M rows of x, M = 1 or 2; scale and total of row i are lanes i, i + M, …. Where minima are for halves,
+// start is s Σ q of each, four times.
 template <int M> struct Int8Rows {
     Bytes codes[M];
     LaneInts start[M];
     Four scale, total;
 };
 
-template <int M> void int8_rows_of(const float* x, int64_t units, int start, Int8Rows<M>* to) {
+template <int M> void int8_rows_of(const float* x, int64_t units, int start, bool totals_of_halves, Int8Rows<M>* to) {
     for (int64_t u = 0; u < units; ++u)
         for (int m = 0; m < M; ++m) {
-            const Int8Unit made = int8_unit_of(x + (m * units + u) * kUnit, start);
+            const Int8Unit made = int8_unit_of(x + (m * units + u) * kUnit, totals_of_halves ? 1 : start);
             to[u].codes[m] = made.codes, to[u].start[m] = made.start;
             for (int i = m; i < 4; i += M) to[u].scale[i] = made.scale, to[u].total[i] = made.total;
+            if (totals_of_halves)
+                for (int h = 0; h < 8; h += 4) {
+                    const Four total = made.scale * (float)(made.start[h] + made.start[h + 1] + made.start[h + 2] + made.start[h + 3]) - Four{};
+                    __builtin_memcpy((float*)(to[u].start + m) + h, &total, sizeof total);
+                }
         }
+}
+
+// s Σ q of the numbers that share minimum h.
+template <class F, int M> inline Four total_of(const Int8Rows<M>& x, int h) {
+    if constexpr (F::kMinima < 2) return x.total;
+    const Four first = load_any<Four>((const float*)x.start + 4 * h), last = load_any<Four>((const float*)(x.start + M - 1) + 4 * h);
+    return __builtin_shufflevector(first, last, 0, 4, 0, 4);
 }
 
 // Four units of a row of x, packed once for all rows of a weight: sixteen bytes of each unit, which meet the lower halves of
@@ -66,7 +79,7 @@ inline __m512i two_units(const LaneInts& first, const LaneInts& second) {
 }
 
 // `bits` of each of 32 bytes from place `first` on, then from place `second` on.
-inline __m512i bits_of(const uint8_t* p, int first, int second, int bits) {
+inline __m512i bits_of_units(const uint8_t* p, int first, int second, int bits) {
     const __m512i both = _mm512_broadcast_i64x4(load_any<__m256i>(p)), at = _mm512_inserti64x4(_mm512_set1_epi16(first), _mm256_set1_epi16(second), 1);
     return _mm512_srlv_epi16(both, at) & _mm512_set1_epi8((1 << bits) - 1);
 }
@@ -110,7 +123,7 @@ template <class B> inline void nibble_dots(const Int8Fours* x, int64_t fours, co
         }
         const Vec by = (Vec)_mm512_cvtph_ps(_mm512_castsi512_si256(halves));
         add_units(acc, (Vec)_mm512_cvtepi32_ps(sums_of_rows(dot)) * by, x->scale, InOrder{});
-        if constexpr (Whole<B>::kMinimum) add_units(least, (Vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)), x->total, InOrder{});
+        if constexpr (FormOf<B>::kMinima) add_units(least, (Vec)_mm512_cvtph_ps(_mm512_extracti64x4_epi64(halves, 1)), x->total, InOrder{});
     }
 }
 
@@ -142,8 +155,8 @@ template <class B> inline void six_bit_scale_dots(const Int8Rows<1>* x, int64_t 
                 const __m512i bytes = load_any<__m512i>(p + kCodesAt + 64 * h);
                 __m512i a = bytes & nibble, b = _mm512_srli_epi16(bytes, 4) & nibble;
                 if constexpr (__is_same(B, Q5_K)) {
-                    a |= _mm512_slli_epi16(bits_of(p + 16, 4 * h, 4 * h + 2, 1), 4);
-                    b |= _mm512_slli_epi16(bits_of(p + 16, 4 * h + 1, 4 * h + 3, 1), 4);
+                    a |= _mm512_slli_epi16(bits_of_units(p + 16, 4 * h, 4 * h + 2, 1), 4);
+                    b |= _mm512_slli_epi16(bits_of_units(p + 16, 4 * h + 1, 4 * h + 3, 1), 4);
                 }
                 even[r] = _mm512_dpbusd_epi32(__m512i{}, a, first), odd[r] = _mm512_dpbusd_epi32(__m512i{}, b, second);
             }
@@ -158,34 +171,70 @@ template <class B> inline void six_bit_scale_dots(const Int8Rows<1>* x, int64_t 
     }
 }
 
-// The same for Q6_K, of which sixteen numbers have a scale. Four products of 6 and 8 bits, and two such sums, fit in 16 bits.
-template <class B> inline void six_bit_code_dots(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc) {
-    const __m512i nibble = _mm512_set1_epi8(15);
+// As Q3_K, scales of four rows: sixteen bytes of each, of which the first two are none.
+inline __m512i three_bit_scales(__m512i packed) {
+    const __m512i a = _mm512_shuffle_epi8(packed, _mm512_set4_epi32(0x09080706, 0x05040302, 0x09080706, 0x05040302));
+    const __m512i c = _mm512_shuffle_epi8(packed, _mm512_set1_epi32(0x0d0c0b0a));
+    const __m512i low = _mm512_srlv_epi32(a, _mm512_set4_epi32(4, 4, 0, 0)) & _mm512_set1_epi8(15);
+    const __m512i high = _mm512_srlv_epi32(c, _mm512_set4_epi32(6, 4, 2, 0)) & _mm512_set1_epi8(3);
+    return _mm512_sub_epi8(low | _mm512_slli_epi16(high, 4), _mm512_set1_epi8(32));
+}
+
+// Of a row of blocks the codes of units 4 · half and 4 · half + 1, and of the two behind them.
+template <class B> inline void codes_of_four(const uint8_t* p, int half, __m512i* to) {
+    if constexpr (__is_same(B, Q6_K)) {
+        const __m512i bytes = load_any<__m512i>(p + 64 * half), nibble = _mm512_set1_epi8(15);
+        to[0] = (bytes & nibble) | _mm512_slli_epi16(bits_of_units(p + 128 + 32 * half, 0, 2, 2), 4);
+        to[1] = (_mm512_srli_epi16(bytes, 4) & nibble) | _mm512_slli_epi16(bits_of_units(p + 128 + 32 * half, 4, 6, 2), 4);
+        return;
+    }
+    PH_UNROLL(2) for (int i = 0; i < 2; ++i) {
+        to[i] = bits_of_units(p + (__is_same(B, Q2_K) ? 16 : 32) + 32 * half, 4 * i, 4 * i + 2, 2);
+        if (__is_same(B, Q3_K)) to[i] |= _mm512_slli_epi16(bits_of_units(p, 4 * half + 2 * i, 4 * half + 2 * i + 1, 1), 2);
+    }
+}
+
+// The same for Q2_K, Q3_K and Q6_K, of which sixteen numbers have a scale. Four products of 6 and 8 bits, and two such sums,
+// fit in 16 bits.
+template <class B> inline void dots_of_halves(const Int8Rows<1>* x, int64_t units, const uint8_t* w, int64_t row_bytes, Four& acc, Four& least) {
+    constexpr bool kTwo = __is_same(B, Q2_K), kThree = __is_same(B, Q3_K);
     for (int64_t u = 0; u < units; u += 8, x += 8, w += B::kBytes) {
-        auto half_of = [&](int r) { return half_at(w + r * row_bytes + 208); };
-        const Vec d = (Vec)_mm512_broadcast_f32x4((__m128)Four{half_of(0), half_of(1), half_of(2), half_of(3)});
-        const __m512i scales = four_of_rows(four_of_16(w + 192, row_bytes), 0, 1, 2, 3);
+        auto half_of = [&](int r, int at) { return half_at(w + r * row_bytes + at); };
+        auto halves = [&](int at) { return Four{half_of(0, at), half_of(1, at), half_of(2, at), half_of(3, at)}; };
+        auto floats = [](__m512i bytes, auto place) { return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(bytes, place))); };
+        const Four d = halves(kTwo ? 80 : kThree ? 108 : 208);
+        const Vec each_d = (Vec)_mm512_broadcast_f32x4((__m128)d), each_m = (Vec)_mm512_broadcast_f32x4((__m128)(kTwo ? -halves(82) : Four{}));
+        const __m512i packed = four_of_16(w + (kTwo ? 0 : kThree ? 94 : 192), row_bytes);
+        const __m512i scales = four_of_rows(kTwo ? packed & _mm512_set1_epi8(15) : kThree ? three_bit_scales(packed) : packed, 0, 1, 2, 3);
+        const __m512i minima = four_of_rows(_mm512_srli_epi16(packed, 4) & _mm512_set1_epi8(15), 0, 1, 2, 3);
+        auto add = [&](auto place, const __m512i* dots, const Int8Rows<1>* by) {  // units 2 · place and 2 · place + 1
+            const Vec sums = (Vec)_mm512_cvtepi32_ps(sums_of_rows(dots));
+            if constexpr (kTwo) {  // whole numbers of a unit are added first
+                const __m512 whole = (__m512)(sums * floats(scales, place));
+                acc = add_product(acc, (Four)(_mm512_castps512_ps128(whole) + _mm512_extractf32x4_ps(whole, 1)) * d, by[0].scale);
+                acc = add_product(acc, (Four)(_mm512_extractf32x4_ps(whole, 2) + _mm512_extractf32x4_ps(whole, 3)) * d, by[1].scale);
+                using F = FormOf<B>;
+                const Four totals[4] = {total_of<F>(by[0], 0), total_of<F>(by[0], 1), total_of<F>(by[1], 0), total_of<F>(by[1], 1)};
+                add_units(least, floats(minima, place) * each_m, totals, InOrder{});
+            } else {
+                const Four of[4] = {by[0].scale, by[0].scale, by[1].scale, by[1].scale};
+                add_units(acc, sums * (floats(scales, place) * each_d), of, InOrder{});
+            }
+        };
         auto four = [&](auto half) {  // units 4 half to 4 half + 3
             constexpr int h = half;
             const Int8Rows<1>* by = x + 4 * h;
             auto codes_of = [&](int i) { return two_units((LaneInts)by[i].codes[0], (LaneInts)by[i + 1].codes[0]); };
-            auto starts_of = [&](int i) { return two_units(by[i].start[0], by[i + 1].start[0]); };
-            const __m512i first = codes_of(0), second = codes_of(2), first_start = starts_of(0), second_start = starts_of(2);
-            __m512i lower[4], upper[4];
+            auto start_of = [&](int i) { return kTwo ? __m512i{} : two_units(by[i].start[0], by[i + 1].start[0]); };
+            const __m512i first = codes_of(0), second = codes_of(2), first_start = start_of(0), second_start = start_of(2);
+            __m512i lower[4], upper[4], codes[2];
             PH_UNROLL(4) for (int r = 0; r < 4; ++r) {
                 const uint8_t* p = w + r * row_bytes;
                 if (!h) prefetch_block<B>(p);
-                const __m512i bytes = load_any<__m512i>(p + 64 * h);
-                const __m512i a = (bytes & nibble) | _mm512_slli_epi16(bits_of(p + 128 + 32 * h, 0, 2, 2), 4);
-                const __m512i b = (_mm512_srli_epi16(bytes, 4) & nibble) | _mm512_slli_epi16(bits_of(p + 128 + 32 * h, 4, 6, 2), 4);
-                lower[r] = _mm512_dpbusd_epi32(first_start, a, first), upper[r] = _mm512_dpbusd_epi32(second_start, b, second);
+                codes_of_four<B>(p, h, codes);
+                lower[r] = _mm512_dpbusd_epi32(first_start, codes[0], first), upper[r] = _mm512_dpbusd_epi32(second_start, codes[1], second);
             }
-            auto add = [&](auto place, const __m512i* dots, int i) {
-                const Vec scale = (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm512_extracti32x4_epi32(scales, place))) * d;
-                const Four of[4] = {by[i].scale, by[i].scale, by[i + 1].scale, by[i + 1].scale};
-                add_units(acc, (Vec)_mm512_cvtepi32_ps(sums_of_rows(dots)) * scale, of, InOrder{});
-            };
-            add(std::integral_constant<int, 2 * h>{}, lower, 0), add(std::integral_constant<int, 2 * h + 1>{}, upper, 2);
+            add(std::integral_constant<int, 2 * h>{}, lower, by), add(std::integral_constant<int, 2 * h + 1>{}, upper, by + 2);
         };
         four(std::integral_constant<int, 0>{}), four(std::integral_constant<int, 1>{});
     }
@@ -200,7 +249,7 @@ inline int64_t dots_of_four_rows(const Int8Rows<1>* x, const Int8Fours* fours, i
 #if defined(__AVX512VNNI__) && PH_WIDTH == 16
     if constexpr (kInFours<B>) return nibble_dots<B>(fours, units / 4, w, row_bytes, acc, least), units / 4 * 4;
     if constexpr (__is_same(B, Q4_K) || __is_same(B, Q5_K)) return six_bit_scale_dots<B>(x, units, w, row_bytes, acc, least), units;
-    if constexpr (__is_same(B, Q6_K)) return six_bit_code_dots<B>(x, units, w, row_bytes, acc), units;
+    if constexpr (__is_same(B, Q2_K) || __is_same(B, Q3_K) || __is_same(B, Q6_K)) return dots_of_halves<B>(x, units, w, row_bytes, acc, least), units;
 #endif
     return 0;
 }
@@ -210,7 +259,7 @@ inline int64_t dots_of_four_rows(const Int8Rows<1>* x, const Int8Fours* fours, i
 template <class B, int R, int M>
 void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
     constexpr int kUnits = B::kNumbers / kUnit, kFours = (R * M + 3) / 4;
-    constexpr bool kHalved = Whole<B>::kHalved;
+    using F = FormOf<B>;
     Four acc[kFours] = {}, least[kFours] = {};
     int64_t u = 0;
     if constexpr (R == 4 && M == 1) u = dots_of_four_rows<B>(x, fours, units, w, row_bytes, acc[0], least[0]), w += u / kUnits * B::kBytes;
@@ -218,18 +267,13 @@ void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, cons
         float halves[2 * R];
         halves_of<B::kHalves, R>(w, row_bytes, halves);
         PH_UNROLL(4) for (int r = 0; r < R; ++r) prefetch_block<B>(w + r * row_bytes);
-        auto block = [&](int r) { return whole_at<B, R>(w + r * row_bytes, halves, r); };
-        const auto blocks = [&] {
-            if constexpr (R == 4) return std::array<Whole<B>, 4>{block(0), block(1), block(2), block(3)};
-            else if constexpr (R == 2) return std::array<Whole<B>, 2>{block(0), block(1)};
-            else return std::array<Whole<B>, 1>{block(0)};
-        }();
+        const auto blocks = wholes_at<B, R>([&](int r) { return w + r * row_bytes; }, halves);
         PH_UNROLL(8) for (int j = 0; j < kUnits; ++j) {
             const Int8Rows<M>& by = x[u + j];
             LaneInts dot[4 * kFours] = {};
             PH_UNROLL(4) for (int r = 0; r < R; ++r) {
-                const LaneInts codes = (LaneInts)unsigned_codes<B>(blocks[r].codes(j));
-                PH_UNROLL(4) for (int m = 0; m < M; ++m) dot[r * M + m] = quad_dots<B>(by.start[m], codes, (LaneInts)by.codes[m]);
+                const LaneInts codes = (LaneInts)unsigned_codes<F>(blocks[r].codes(j));
+                PH_UNROLL(4) for (int m = 0; m < M; ++m) dot[r * M + m] = quad_dots<F>(F::kStart ? by.start[m] : LaneInts{}, codes, (LaneInts)by.codes[m]);
             }
             PH_UNROLL(4) for (int i = 0; i < kFours; ++i) {
                 auto lanes = [&](auto of) {  // for each pair what its row of blocks has
@@ -238,15 +282,15 @@ void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, cons
                 };
                 FourInts first, second;
                 sums_of(dot + 4 * i, first, second);
-                if constexpr (!kHalved) first += second;
+                if constexpr (F::kScales == 1) first += second;
                 const Four scale = lanes([&](const Whole<B>& b) { return b.scale(j, 0); });
                 acc[i] = add_product(acc[i], __builtin_convertvector(first, Four) * scale, by.scale);
-                if constexpr (kHalved) {
+                if constexpr (F::kScales == 2) {
                     const Four other = lanes([&](const Whole<B>& b) { return b.scale(j, 1); });
                     acc[i] = add_product(acc[i], __builtin_convertvector(second, Four) * other, by.scale);
                 }
-                if constexpr (Whole<B>::kMinimum)
-                    least[i] = add_product(least[i], lanes([&](const Whole<B>& b) { return b.minimum(j); }), by.total);
+                PH_UNROLL(2) for (int h = 0; h < F::kMinima; ++h)
+                    least[i] = add_product(least[i], lanes([&](const Whole<B>& b) { return b.minimum(j, h); }), total_of<F>(by, h));
             }
         }
     }
@@ -254,33 +298,43 @@ void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, cons
         PH_UNROLL(4) for (int m = 0; m < M; ++m) found[m * stride + r] = acc[(r * M + m) / 4][(r * M + m) % 4] + least[(r * M + m) / 4][(r * M + m) % 4];
 }
 
+// The same for `count` rows of a weight, whatever its type.
+template <int M>
+void dots_of_blocks(int type, const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, const uint8_t* w, int64_t row_bytes, int64_t count, float* found, int64_t stride) {
+    with_whole(type, [&](auto of) {
+        using B = typename decltype(of)::Blocks;
+        // Short blocks without minima leave registers for more rows, which read x once.
+        constexpr int R = M == 1 ? kRowsAtOnce : PH_WIDTH < 16 || FormOf<B>::kMinima || B::kNumbers > kUnit ? 1 : 4;
+        int64_t n = 0;
+        for (; n + R <= count; n += R) int8_dots<B, R, M>(x, fours, units, w + n * row_bytes, row_bytes, found + n, stride);
+        for (; n < count; ++n) int8_dots<B, 1, M>(x, fours, units, w + n * row_bytes, row_bytes, found + n, stride);
+    });
+}
+
 // done(n, count, dots[m · stride + i] of row n + i of a weight with row m of the M rows of x, K numbers each) until n is
 // `last`. More rows of x are lanes (int8_lanes.h).
 template <int M, class Done>
 void over_rows_int8(const float* x, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, Done&& done) {
+    const int64_t units = K / kUnit;
+    auto* by = (Int8Rows<M>*)__builtin_alloca_with_align(units * sizeof(Int8Rows<M>), 8 * alignof(Int8Rows<M>));
+    bool in_fours = false;
     with_whole(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
-        // Short blocks without minima leave registers for more rows, which read x once.
-        constexpr int R = M == 1 ? kRowsAtOnce : PH_WIDTH < 16 || Whole<B>::kMinimum || B::kNumbers > kUnit ? 1 : 4;
-        const int64_t units = K / kUnit;
-        auto* by = (Int8Rows<M>*)__builtin_alloca_with_align(units * sizeof(Int8Rows<M>), 8 * alignof(Int8Rows<M>));
-        int8_rows_of(x, units, start_of<B>(), by);
-        Int8Fours* fours = nullptr;
-        if constexpr (kInFours<B> && M == 1) {
-            fours = (Int8Fours*)__builtin_alloca_with_align(units / 4 * sizeof(Int8Fours), 8 * alignof(Int8Fours));
-            int8_fours_of(by, units / 4, fours);
-        }
-        float* found = (float*)__builtin_alloca(M * stride * sizeof(float));
-        const uint8_t* w = (const uint8_t*)f.weight + first * f.row_bytes;
-        int64_t n = first;
-        auto tile = [&](auto count) {
-            int8_dots<B, count, M>(by, fours, units, w, f.row_bytes, found, stride);
-            done(n, count, found);
-            n += count, w += count * f.row_bytes;
-        };
-        while (n + R <= last) tile(std::integral_constant<int, R>{});
-        while (n < last) tile(std::integral_constant<int, 1>{});
+        in_fours = M == 1 && kInFours<B>;
+        int8_rows_of(x, units, FormOf<B>::kStart, FormOf<B>::kMinima == 2, by);
     });
+    Int8Fours* fours = nullptr;
+    if (in_fours) {
+        fours = (Int8Fours*)__builtin_alloca_with_align(units / 4 * sizeof(Int8Fours), 8 * alignof(Int8Fours));
+        int8_fours_of((const Int8Rows<1>*)by, units / 4, fours);
+    }
+    const int64_t most = M == 1 ? 4 * stride : stride;
+    float* found = (float*)__builtin_alloca(M * most * sizeof(float));
+    for (int64_t n = first, count; n < last; n += count) {
+        count = last - n < most ? last - n : most;
+        dots_of_blocks(f.type, by, fours, units, (const uint8_t*)f.weight + n * f.row_bytes, f.row_bytes, count, found, stride);
+        done(n, count, found);
+    }
 }
 
 }  // namespace polyhead::PH_NAMESPACE

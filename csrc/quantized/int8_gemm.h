@@ -25,9 +25,11 @@ constexpr int kInt8Rows = PH_WIDTH == 8 ? 4 : 8;  // of x, that registers hold s
 struct alignas(64) Int8Group {
     int32_t codes[kInt8Rows][8];
     float scale[kInt8Rows], total[kInt8Rows];
-#if !PH_TILES
-    int32_t sums[kInt8Rows][2];
-#endif
+    int16_t sums[2][kInt8Rows];
+    // s Σ q of the numbers that share minimum h.
+    template <class F> void totals(int h, float* to) const {
+        PH_UNROLL(16) for (int m = 0; m < kInt8Rows; ++m) to[m] = F::kMinima == 2 ? scale[m] * (float)sums[h][m] : total[m];
+    }
 };
 inline int64_t int8_groups(int64_t rows) { return (rows + kInt8Rows - 1) / kInt8Rows; }
 
@@ -40,15 +42,13 @@ template <class T> void round_group(const T* x, int64_t stride, int64_t rows, in
             const Int8Unit made = int8_unit_of(numbers, 1);
             __builtin_memcpy(to[u].codes[r], &made.codes, sizeof to->codes[r]);
             to[u].scale[r] = made.scale, to[u].total[r] = made.total;
-#if !PH_TILES
-            to[u].sums[r][0] = made.start[0] + made.start[1] + made.start[2] + made.start[3];
-            to[u].sums[r][1] = made.start[4] + made.start[5] + made.start[6] + made.start[7];
-#endif
+            PH_UNROLL(2) for (int h = 0; h < 2; ++h)
+                to[u].sums[h][r] = (int16_t)(made.start[4 * h] + made.start[4 * h + 1] + made.start[4 * h + 2] + made.start[4 * h + 3]);
         }
 }
 
-// Numbers of a panel for a unit: words of codes, scales of each half that has one, minima.
-template <class B> constexpr int int8_unit_numbers() { return (8 + (Whole<B>::kHalved ? 2 : 1) + (Whole<B>::kMinimum ? 1 : 0)) * W; }
+// Numbers of a panel for a unit: words of codes, scales and minima, of each half that has one.
+template <class F> constexpr int int8_unit_numbers() { return (8 + F::kScales + F::kMinima) * W; }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8) && PH_WIDTH == 4
 #define PH_BYTE_MATRICES 1
@@ -86,21 +86,18 @@ inline void transpose_codes(const Bytes* rows, float* to) {
 }
 
 // Codes as a panel holds them: tiles multiply bytes that both have a sign.
-template <class B> inline Bytes panel_codes(Bytes codes) {
+template <class F> inline Bytes panel_codes(Bytes codes) {
 #if PH_TILES
-    return codes - Whole<B>::kMiddle;
+    return codes - F::kMiddle;
 #else
-    return unsigned_codes<B>(codes);
+    return unsigned_codes<F>(codes);
 #endif
-}
-
-template <class B, size_t... R> inline std::array<Whole<B>, W> wholes_at(const uint8_t* w, const int64_t* rows, const float* halves, std::index_sequence<R...>) {
-    return {whole_at<B, W>(w + rows[R], halves, R)...};
 }
 
 // Rows [n, n + count) of a weight as a panel; lanes beyond repeat the last.
 template <class B> [[gnu::noinline]] void int8_panel(const LinearWeight& f, int64_t n, int64_t count, int64_t units, float* panel) {
-    constexpr int kUnits = B::kNumbers / kUnit, kNumbers = int8_unit_numbers<B>(), kScales = Whole<B>::kHalved ? 2 : 1;
+    using F = FormOf<B>;
+    constexpr int kUnits = B::kNumbers / kUnit, kNumbers = int8_unit_numbers<F>();
     const uint8_t* w = (const uint8_t*)f.weight + n * f.row_bytes;
     const uint8_t* ahead = w + W * f.row_bytes;  // of the next panel
     int64_t rows[W];
@@ -111,30 +108,37 @@ template <class B> [[gnu::noinline]] void int8_panel(const LinearWeight& f, int6
         for (int r = 0; r < W; r += 4)
             if (count == W) halves_of<B::kHalves, 4>(w + rows[r], f.row_bytes, halves + r * B::kHalves);
             else PH_UNROLL(4) for (int i = r; i < r + 4; ++i) halves_of<B::kHalves, 1>(w + rows[i], 0, halves + i * B::kHalves);
-        const std::array<Whole<B>, W> blocks = wholes_at<B>(w, rows, halves, std::make_index_sequence<W>{});
+        const auto blocks = wholes_at<B, W>([&](int r) { return w + rows[r]; }, halves);
         for (int j = 0; j < kUnits; ++j, panel += kNumbers) {
             Bytes codes[W];
             PH_UNROLL(16) for (int r = 0; r < W; ++r) {
-                codes[r] = panel_codes<B>(blocks[r].codes(j));
-                PH_UNROLL(2) for (int h = 0; h < kScales; ++h) panel[(8 + h) * W + r] = blocks[r].scale(j, h);
-                if (Whole<B>::kMinimum) panel[(8 + kScales) * W + r] = blocks[r].minimum(j);
+                codes[r] = panel_codes<F>(blocks[r].codes(j));
+                PH_UNROLL(2) for (int h = 0; h < F::kScales; ++h) panel[(8 + h) * W + r] = blocks[r].scale(j, h);
+                PH_UNROLL(2) for (int h = 0; h < F::kMinima; ++h) panel[(8 + F::kScales + h) * W + r] = blocks[r].minimum(j, h);
             }
             transpose_codes(codes, panel);
         }
     }
 }
 
+// Adds to least[m] what M rows of x and the minima of a panel give.
+template <class F, int M = kInt8Rows> inline void add_minima(const Int8Group& x, const float* panel, Vec* least) {
+    PH_UNROLL(2) for (int h = 0; h < F::kMinima; ++h) {
+        float totals[kInt8Rows];
+        x.totals<F>(h, totals);
+        const Vec minimum = load(panel + (8 + F::kScales + h) * W);
+        PH_UNROLL(16) for (int m = 0; m < M; ++m) least[m] = multiply_add(least[m], minimum, splat(totals[m]));
+    }
+}
+
 #if PH_TILES
 // found[m]: what rows of x and a panel give. While the sums of numbers that share a scale are scaled, the next ones are
 // stored and those behind them multiplied.
-template <class B> [[gnu::noinline]] void int8_tile(int64_t, const Int8Group* x, const float* panel, int64_t units, Vec* found) {
-    constexpr int kScales = Whole<B>::kHalved ? 2 : 1, kWords = 8 / kScales, kNumbers = int8_unit_numbers<B>();
-    if constexpr (Whole<B>::kMinimum) {
+template <class F> [[gnu::noinline]] void int8_tile(int64_t, const Int8Group* x, const float* panel, int64_t units, Vec* found) {
+    constexpr int kScales = F::kScales, kWords = 8 / kScales, kNumbers = int8_unit_numbers<F>();
+    if constexpr (F::kMinima) {
         Vec least[kTile] = {};
-        for (int64_t u = 0; u < units; ++u) {
-            const Vec minimum = load(panel + u * kNumbers + (8 + kScales) * W);
-            PH_UNROLL(16) for (int m = 0; m < kTile; ++m) least[m] = multiply_add(least[m], minimum, splat(x[u].total[m]));
-        }
+        for (int64_t u = 0; u < units; ++u) add_minima<F>(x[u], panel + u * kNumbers, least);
         PH_UNROLL(16) for (int m = 0; m < kTile; ++m) found[m] = least[m];
     } else PH_UNROLL(16) for (int m = 0; m < kTile; ++m) found[m] = Vec{};
     set_byte_tiles(kWords);
@@ -173,7 +177,7 @@ template <class B> [[gnu::noinline]] void int8_tile(int64_t, const Int8Group* x,
 }
 #else
 // Adds to sums[m] the products of words [from, to) of M rows of x and of a panel.
-template <class B, int M> inline void add_words(VecInt* sums, const Int8Group& x, const float* panel, int from, int to) {
+template <class F, int M> inline void add_words(VecInt* sums, const Int8Group& x, const float* panel, int from, int to) {
 #if PH_BYTE_MATRICES
     // Two rows of x with two of a weight at a time; codes of 7 bits are signed bytes too.
     PH_UNROLL(4) for (int m = 0; m < M; m += 2) {
@@ -191,35 +195,29 @@ template <class B, int M> inline void add_words(VecInt* sums, const Int8Group& x
 #else
     PH_UNROLL(8) for (int i = from; i < to; ++i) {
         const VecInt codes = load_any<VecInt>(panel + i * W);
-        PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<B>(sums[m], codes, splat_int(x.codes[m][i]));
+        PH_UNROLL(8) for (int m = 0; m < M; ++m) sums[m] = quad_dots<F>(sums[m], codes, splat_int(x.codes[m][i]));
     }
 #endif
 }
 
 // found[m]: what M rows of x and a panel give.
-template <class B, int M> [[gnu::noinline]] void int8_tile_of(const Int8Group* x, const float* panel, int64_t units, Vec* found) {
-    constexpr int kScales = Whole<B>::kHalved ? 2 : 1;
+template <class F, int M> [[gnu::noinline]] void int8_tile_of(const Int8Group* x, const float* panel, int64_t units, Vec* found) {
     Vec acc[M] = {}, least[M] = {};
-    for (int64_t u = 0; u < units; ++u, ++x, panel += int8_unit_numbers<B>()) {
-        PH_UNROLL(2) for (int h = 0; h < kScales; ++h) {
+    for (int64_t u = 0; u < units; ++u, ++x, panel += int8_unit_numbers<F>()) {
+        PH_UNROLL(2) for (int h = 0; h < F::kScales; ++h) {
             VecInt sums[M];
-            PH_UNROLL(8) for (int m = 0; m < M; ++m) {
-                const int32_t* of = x->sums[m];
-                sums[m] = start_of<B>() ? splat_int(start_of<B>() * (kScales == 2 ? of[h] : of[0] + of[1])) : VecInt{};
-            }
-            add_words<B, M>(sums, *x, panel, h * 4, kScales == 2 ? h * 4 + 4 : 8);
+            PH_UNROLL(8) for (int m = 0; m < M; ++m)
+                sums[m] = F::kStart ? splat_int(F::kStart * (x->sums[h][m] + (F::kScales == 1 ? x->sums[1][m] : 0))) : VecInt{};
+            add_words<F, M>(sums, *x, panel, h * 4, F::kScales == 2 ? h * 4 + 4 : 8);
             const Vec scale = load(panel + (8 + h) * W);
             PH_UNROLL(8) for (int m = 0; m < M; ++m) acc[m] = multiply_add(acc[m], as_floats(sums[m]) * scale, splat(x->scale[m]));
         }
-        if constexpr (Whole<B>::kMinimum) {
-            const Vec minimum = load(panel + (8 + kScales) * W);
-            PH_UNROLL(8) for (int m = 0; m < M; ++m) least[m] = multiply_add(least[m], minimum, splat(x->total[m]));
-        }
+        add_minima<F, M>(*x, panel, least);
     }
     PH_UNROLL(8) for (int m = 0; m < M; ++m) found[m] = acc[m] + least[m];
 }
-template <class B> inline void int8_tile(int64_t rows, const Int8Group* x, const float* panel, int64_t units, Vec* found) {
-    with_constant<kInt8Rows>(rows, [&](auto some) { int8_tile_of<B, some>(x, panel, units, found); });
+template <class F> inline void int8_tile(int64_t rows, const Int8Group* x, const float* panel, int64_t units, Vec* found) {
+    with_constant<kInt8Rows>(rows, [&](auto some) { int8_tile_of<F, some>(x, panel, units, found); });
 }
 #endif
 
@@ -229,27 +227,28 @@ static_assert(kColumnsAtOnce == kUnit, "hidden features are rounded as soon as t
 // Columns [n, n + count) of a weight, at most kColumnsAtOnce, as panels; of a gate that is not there, none.
 template <class T> struct Int8Panels {
     const LinearWeight& f;
-    int64_t n, count, units, panels;
+    int64_t n, count, units, panels, numbers;
     float* at;
     Int8Panels(const LinearWeight& f, int64_t n, int64_t count, int64_t units, float* at) : f(f), n(n), count(count), units(units), panels((count + W - 1) / W), at(at) {
-        with_whole(f.type, [&](auto of) {
-            using B = typename decltype(of)::Blocks;
-            for (int64_t i = 0; i < panels; ++i) int8_panel<B>(f, n + i * W, count - i * W < W ? count - i * W : W, units, at + i * units * int8_unit_numbers<B>());
-        });
+        if (f.weight)
+            numbers = with_whole(f.type, [&](auto of) {
+                using B = typename decltype(of)::Blocks;
+                const int64_t numbers = units * int8_unit_numbers<FormOf<B>>();
+                for (int64_t i = 0; i < panels; ++i) int8_panel<B>(f, n + i * W, count - i * W < W ? count - i * W : W, units, at + i * numbers);
+                return numbers;
+            });
     }
     // Calls done(column of the count, columns, a vector of them for each row) for a group of rows of x.
     template <class Done> void over(const Int8Group* x, int64_t rows, const Done& done) const {
-        with_whole(f.type, [&](auto of) {
-            using B = typename decltype(of)::Blocks;
-            Vec found[kInt8Rows];
-            for (int64_t i = 0; i < panels; ++i) {
-                const int64_t column = i * W, columns = count - column < W ? count - column : W;
-                int8_tile<B>(rows, x, at + i * units * int8_unit_numbers<B>(), units, found);
-                const Vec bias = f.bias ? load_some((const T*)f.bias + n + column, columns) : Vec{};
-                for (int64_t r = 0; r < rows; ++r) found[r] += bias;
-                done(column, columns, found);
-            }
-        });
+        if (!f.weight) return;
+        Vec found[kInt8Rows];
+        for (int64_t i = 0; i < panels; ++i) {
+            const int64_t column = i * W, columns = count - column < W ? count - column : W;
+            with_whole(f.type, [&](auto of) { int8_tile<FormOf<typename decltype(of)::Blocks>>(rows, x, at + i * numbers, units, found); });
+            const Vec bias = f.bias ? load_some((const T*)f.bias + n + column, columns) : Vec{};
+            for (int64_t r = 0; r < rows; ++r) found[r] += bias;
+            done(column, columns, found);
+        }
     }
 };
 

@@ -31,11 +31,10 @@ template <int L> struct Int8Lanes {
 constexpr int kLaneRows = PH_WIDTH == 8 ? 4 : 8;  // of a weight, that registers hold sums of
 constexpr int64_t kLaneNumbers = 1 << 18;         // of x, that a thread keeps on its stack: 8 rows of kMaxInt8Inputs
 
-// A unit of rows of a weight: codes, and for each row the scale of each half that has one and the minimum.
-template <class B> struct Int8Codes {
-    static constexpr int kScales = Whole<B>::kHalved ? 2 : 1;
+// A unit of rows of a weight: codes, and for each row the scale, and the minimum, of each half that has one.
+struct Int8Codes {
     int32_t codes[kLaneRows / kPair][8][kPair];
-    float by[kLaneRows / kPair][kScales + Whole<B>::kMinimum][kPair];
+    float scales[2][kLaneRows / kPair][kPair], minima[2][kLaneRows / kPair][kPair];
 };
 
 // Rows of x as lanes; those beyond are 0.
@@ -53,20 +52,21 @@ template <int L> void lanes_of(const float* x, int64_t rows, int64_t K, Int8Lane
 }
 
 // R rows of blocks, unpacked as rows [first, first + R) of units.
-template <class B, int R> void codes_of_rows(const uint8_t* w, int64_t row_bytes, int64_t units, int first, Int8Codes<B>* to) {
+template <class B, int R> void codes_of_rows(const uint8_t* w, int64_t row_bytes, int64_t units, int first, Int8Codes* to) {
+    using F = FormOf<B>;
     for (int64_t u = 0; u < units; u += B::kNumbers / kUnit, w += B::kBytes) {
         float halves[2 * R];
         halves_of<B::kHalves, R>(w, row_bytes, halves);
         if (B::kBytes > 32 || u % 2 == 0)  // a line has more than one short block
             PH_UNROLL(4) for (int r = 0; r < R; ++r) prefetch_block<B>(w + r * row_bytes);
+        const auto blocks = wholes_at<B, R>([&](int r) { return w + r * row_bytes; }, halves);
         PH_UNROLL(8) for (int j = 0; j < B::kNumbers / kUnit; ++j, ++to) {
             LaneInts codes[R];
             PH_UNROLL(4) for (int r = 0; r < R; ++r) {
-                const Whole<B> block = whole_at<B, R>(w + r * row_bytes, halves, r);
-                codes[r] = (LaneInts)unsigned_codes<B>(block.codes(j));
-                auto& by = to->by[(first + r) / kPair];
-                PH_UNROLL(2) for (int h = 0; h < Int8Codes<B>::kScales; ++h) by[h][(first + r) % kPair] = block.scale(j, h);
-                if (Whole<B>::kMinimum) by[Int8Codes<B>::kScales][(first + r) % kPair] = block.minimum(j);
+                codes[r] = (LaneInts)unsigned_codes<F>(blocks[r].codes(j));
+                const int row = first + r;
+                PH_UNROLL(2) for (int h = 0; h < F::kScales; ++h) to->scales[h][row / kPair][row % kPair] = blocks[r].scale(j, h);
+                PH_UNROLL(2) for (int h = 0; h < F::kMinima; ++h) to->minima[h][row / kPair][row % kPair] = blocks[r].minimum(j, h);
             }
             if constexpr (kPair == 1) {
                 PH_UNROLL(4) for (int r = 0; r < R; ++r) store_any(to->codes[first + r], codes[r]);
@@ -80,29 +80,39 @@ template <class B, int R> void codes_of_rows(const uint8_t* w, int64_t row_bytes
     }
 }
 
+// Rows of a weight, unpacked; those beyond `count` repeat the last.
+inline void codes_of(int type, const uint8_t* w, int64_t row_bytes, int64_t count, int64_t units, Int8Codes* to) {
+    with_whole(type, [&](auto of) {
+        using B = typename decltype(of)::Blocks;
+        int r = 0;
+        for (; r + 4 <= count; r += 4) codes_of_rows<B, 4>(w + r * row_bytes, row_bytes, units, r, to);
+        for (; r < kLaneRows; ++r) codes_of_rows<B, 1>(w + (r < count ? r : count - 1) * row_bytes, 0, units, r, to);
+    });
+}
+
 // found[v], in the lanes of row m of x: what that and rows [v · N, v · N + N) of a weight give; N = kCopies<L>.
-template <class B, int L> void lane_dots(const Int8Lanes<L>* x, const Int8Codes<B>* w, int64_t units, Vec* found) {
-    constexpr int N = kCopies<L>, V = kLaneRows / N, kScales = Int8Codes<B>::kScales;
+template <class F, int L> [[gnu::noinline]] void lane_dots(const Int8Lanes<L>* x, const Int8Codes* w, int64_t units, Vec* found) {
+    constexpr int N = kCopies<L>, V = kLaneRows / N;
     Vec acc[V] = {}, least[V] = {};
     for (int64_t u = 0; u < units; ++u, ++x, ++w) {
         const Vec by = load_any<Vec>(x->scale);
-        PH_UNROLL(2) for (int h = 0; h < kScales; ++h) {
+        PH_UNROLL(2) for (int h = 0; h < F::kScales; ++h) {
             VecInt start{};
-            if (start_of<B>()) start = start_of<B>() * (load_any<VecInt>(x->sums[h]) + (kScales == 1 ? load_any<VecInt>(x->sums[1]) : VecInt{}));
+            if (F::kStart) start = F::kStart * (load_any<VecInt>(x->sums[h]) + (F::kScales == 1 ? load_any<VecInt>(x->sums[1]) : VecInt{}));
             VecInt sums[V];
             PH_UNROLL(8) for (int v = 0; v < V; ++v) sums[v] = start;
-            PH_UNROLL(8) for (int i = 4 * h; i < (kScales == 2 ? 4 * h + 4 : 8); ++i) {
+            PH_UNROLL(8) for (int i = 4 * h; i < (F::kScales == 2 ? 4 * h + 4 : 8); ++i) {
                 const VecInt codes = load_any<VecInt>(x->codes[i]);
                 PH_UNROLL(8) for (int v = 0; v < V; ++v)
-                    sums[v] = quad_dots<B>(sums[v], repeated<N, VecInt>(&w->codes[v * N / kPair][i][v * N % kPair]), codes);
+                    sums[v] = quad_dots<F>(sums[v], repeated<N, VecInt>(&w->codes[v * N / kPair][i][v * N % kPair]), codes);
             }
             PH_UNROLL(8) for (int v = 0; v < V; ++v)
-                acc[v] = multiply_add(acc[v], as_floats(sums[v]) * repeated<N, Vec>(&w->by[v * N / kPair][h][v * N % kPair]), by);
+                acc[v] = multiply_add(acc[v], as_floats(sums[v]) * repeated<N, Vec>(&w->scales[h][v * N / kPair][v * N % kPair]), by);
         }
-        if constexpr (Whole<B>::kMinimum) {
-            const Vec total = load_any<Vec>(x->total);
+        PH_UNROLL(2) for (int h = 0; h < F::kMinima; ++h) {
+            const Vec total = F::kMinima == 2 ? by * as_floats(load_any<VecInt>(x->sums[h])) : load_any<Vec>(x->total);
             PH_UNROLL(8) for (int v = 0; v < V; ++v)
-                least[v] = multiply_add(least[v], repeated<N, Vec>(&w->by[v * N / kPair][kScales][v * N % kPair]), total);
+                least[v] = multiply_add(least[v], repeated<N, Vec>(&w->minima[h][v * N / kPair][v * N % kPair]), total);
         }
     }
     PH_UNROLL(8) for (int v = 0; v < V; ++v) found[v] = acc[v] + least[v];
@@ -127,31 +137,24 @@ template <class Of> inline void over_lanes(int64_t rows, int64_t units, void* at
 // [first, last) of a weight; columns at a time are at most `stride`, which is kLaneRows or more.
 template <class Done>
 void over_lanes_int8(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, const Done& done) {
-    with_whole(f.type, [&](auto of) {
-        using B = typename decltype(of)::Blocks;
-        const int64_t units = K / kUnit, row_bytes = f.row_bytes, vectors = (rows + W - 1) / W;
-        void* made = __builtin_alloca_with_align(vectors * units * sizeof(Int8Lanes<W>), 8 * 64);
-        auto* codes = (Int8Codes<B>*)__builtin_alloca_with_align(units * sizeof(Int8Codes<B>), 8 * 64);
-        float* dots = (float*)__builtin_alloca(W * stride * sizeof(float));
-        over_lanes(rows, units, made, [&](int64_t m, int64_t some, auto* to, auto) { lanes_of(x + m * K, some, K, to); });
-        for (int64_t n = first, count; n < last; n += count) {
-            count = last - n < kLaneRows ? last - n : kLaneRows;
-            const uint8_t* w = (const uint8_t*)f.weight + n * row_bytes;
-            int r = 0;
-            for (; r + 4 <= count; r += 4) codes_of_rows<B, 4>(w + r * row_bytes, row_bytes, units, r, codes);
-            for (; r < kLaneRows; ++r)  // those beyond repeat the last
-                codes_of_rows<B, 1>(w + (r < count ? r : count - 1) * row_bytes, 0, units, r, codes);
-            over_lanes(rows, units, made, [&](int64_t m, int64_t some, auto* by, auto of_lanes) {
-                constexpr int L = of_lanes, N = kCopies<L>;
-                Vec found[kLaneRows / N];
-                lane_dots<B, L>(by, codes, units, found);
-                const float* at = (const float*)found;
-                for (int64_t i = 0; i < some; ++i)
-                    for (int64_t c = 0; c < count; ++c) dots[i * stride + c] = at[c / N * W + i * N + c % N];
-                done(m, some, n, count, dots);
-            });
-        }
-    });
+    const int64_t units = K / kUnit, row_bytes = f.row_bytes, vectors = (rows + W - 1) / W;
+    void* made = __builtin_alloca_with_align(vectors * units * sizeof(Int8Lanes<W>), 8 * 64);
+    auto* codes = (Int8Codes*)__builtin_alloca_with_align(units * sizeof(Int8Codes), 8 * 64);
+    float* dots = (float*)__builtin_alloca(W * stride * sizeof(float));
+    over_lanes(rows, units, made, [&](int64_t m, int64_t some, auto* to, auto) { lanes_of(x + m * K, some, K, to); });
+    for (int64_t n = first, count; n < last; n += count) {
+        count = last - n < kLaneRows ? last - n : kLaneRows;
+        codes_of(f.type, (const uint8_t*)f.weight + n * row_bytes, row_bytes, count, units, codes);
+        over_lanes(rows, units, made, [&](int64_t m, int64_t some, auto* by, auto of_lanes) {
+            constexpr int L = of_lanes, N = kCopies<L>;
+            Vec found[kLaneRows / N];
+            with_whole(f.type, [&](auto of) { lane_dots<FormOf<typename decltype(of)::Blocks>, L>(by, codes, units, found); });
+            const float* at = (const float*)found;
+            for (int64_t i = 0; i < some; ++i)
+                for (int64_t c = 0; c < count; ++c) dots[i * stride + c] = at[c / N * W + i * N + c % N];
+            done(m, some, n, count, dots);
+        });
+    }
 }
 
 }  // namespace polyhead::PH_NAMESPACE

@@ -114,16 +114,19 @@ template <class T, class E = T> bool is_right_in_slices(int64_t rows, int64_t K,
     return true;
 }
 
+int64_t numbers_of(int type) { return type == 10 || type == 14 ? 256 : 32; }  // Q2_K, Q6_K
+
 // Rows in 8 bits with a weight in blocks, whose numbers are those that are unpacked.
 bool is_right_in_8_bits(int type, int64_t rows, int64_t K, int64_t columns) {
-    const int64_t row_bytes = polyhead::bytes_of_row(type, K), blocks = columns * K / (type == 14 ? 256 : 32);
+    const int64_t row_bytes = polyhead::bytes_of_row(type, K), blocks = columns * K / numbers_of(type);
     std::vector<uint8_t> w(columns * row_bytes);
     for (uint8_t& byte : w) byte = (uint8_t)std::rand();
     for (int64_t i = 0; i < blocks; ++i) {  // scales that are numbers
         uint8_t* at = w.data() + i * ((int64_t)w.size() / blocks);
+        if (type == 10) at += 80;
         if (type == 14) at += 208;
         at[1] = 0x2c;
-        if (type == 3) at[3] = 0xac;
+        if (type == 3 || type == 10) at[3] = 0xac;
     }
     const auto x = random_numbers<float>(rows * K, 1);
     std::vector<float> numbers(columns * K), y(rows * columns, 7.0f);
@@ -223,10 +226,10 @@ int main(int argc, char**) {
                     ++compared;
                 }
     for (int64_t rows : numbers_of_rows)
-        for (int type : {2, 3, 8, 14})
+        for (int type : {2, 3, 8, 10, 14})
             for (int64_t units : {1, 2, 3})
                 for (int64_t columns : {1, 37}) {
-                    const int64_t K = units * (type == 14 ? 256 : kUnit);
+                    const int64_t K = units * numbers_of(type);
                     if (!is_right_in_8_bits(type, rows, K, columns)) {
                         std::printf("wrong: rows %d, inputs %d, columns %d, type %d, in 8 bits\n", (int)rows, (int)K, (int)columns, type);
                         return 1;

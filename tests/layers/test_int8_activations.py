@@ -16,14 +16,15 @@ from polyhead.layers import transformer_layer
 from polyhead.layers.decode_plan import plan_for
 from polyhead.layers.linear import feed_forward, fused_linear
 from polyhead.layers.quantized import QuantizedLinear, int8_activations
-from polyhead.models.int8_activations import TYPES, round_activations
+from polyhead.models.int8_activations import round_activations, rounding_types
 from polyhead.native.arguments import INT8_ACTIVATIONS, Network, Weight
 from polyhead.native.code import Code
-from polyhead.quantization import block_type
-from random_blocks import by_package, random_blocks
+from polyhead.quantization import block_type, readable
+from random_blocks import blocks_of, by_package, random_blocks
 
 pytestmark = pytest.mark.skipif(native.code() is None, reason="no native code here")
 CODES = native.all_codes()
+TYPES = rounding_types(CODES[-1]) if CODES else []
 
 
 def exact(x: Tensor, numbers: Tensor) -> Tensor:
@@ -46,37 +47,31 @@ def rows_of_codes(rows: int, numbers: int) -> Tensor:
 def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
     """Extreme codes too, of which an instruction for 16 bits must not lose a part."""
     kind = block_type(name)
-    for blocks in (random_blocks(kind, 23, 768), random_blocks(kind, 23, 768).fill_(0x7F)):
-        if blocks[0, 0] == 0x7F:  # all codes alike and large, with scales that are numbers
-            scaled = random_blocks(kind, 23, 768).view(23, -1, kind.octets)
-            full = torch.full_like(scaled, 255 if name != "Q8_0" else 128)
-            halves = {"Q6_K": slice(208, 210), "Q4_1": slice(0, 4), "Q5_1": slice(0, 4)}
-            k = slice(0, 4) if name in ("Q4_K", "Q5_K") else slice(0, 2)
-            at = halves.get(name, k)
-            full[..., at] = scaled[..., at]
-            blocks = full.flatten(1)
+    assert readable(code, kind)
+
+    def product(x: Tensor, number: int) -> Tensor:
+        return code.product(x, [Weight(blocks, None, number)])
+
+    def error(x: Tensor, y: Tensor, expected: Tensor) -> float:
+        size = (x.abs().double() @ numbers.double().abs().T).clamp(min=1e-30)
+        return ((y - expected).abs() / size).max().item()
+
+    extreme = [blocks_of(byte, kind, 23, 768) for byte in (0, 127, 128, 255)]
+    for blocks in (random_blocks(kind, 23, 768), *extreme):
         numbers = by_package(blocks, kind)
         for rows in (1, 2, 3, 7, 8, 19):
             x = rows_of_codes(rows, 768)
-            y = code.product(x, [Weight(blocks, None, kind.number + INT8_ACTIVATIONS)])
-            expected = exact(x, numbers)
-            size = (x.abs().double() @ numbers.double().abs().T).clamp(min=1e-30)
-            assert ((y - expected).abs() / size).max() < 1e-6
-            alone = torch.cat(
-                [
-                    code.product(r, [Weight(blocks, None, kind.number + INT8_ACTIVATIONS)])
-                    for r in x[:, None]
-                ]
-            )
-            assert torch.equal(alone, y)
+            y = product(x, kind.number + INT8_ACTIVATIONS)
+            assert error(x, y, exact(x, numbers)) < 1e-6
+            alone = [product(r, kind.number + INT8_ACTIVATIONS) for r in x[:, None]]
+            assert torch.equal(torch.cat(alone), y)
         # Nowhere near the middle of two codes, which the last bit of a quotient would choose.
         x = torch.randint(-126, 127, (3, 24, 32)) + 0.8 * torch.rand(3, 24, 32) - 0.4
         x[..., 5] = 127.0
         x = 0.01 * x.flatten(1)
-        y = code.product(x, [Weight(blocks, None, kind.number + INT8_ACTIVATIONS)])
-        size = x.abs().double() @ numbers.double().abs().T
-        assert ((y - int8_activations(x).double() @ numbers.double().T).abs() / size).max() < 1e-5
-        assert not torch.equal(y, code.product(x, [Weight(blocks, None, kind.number)]))
+        y = product(x, kind.number + INT8_ACTIVATIONS)
+        assert error(x, y, int8_activations(x).double() @ numbers.double().T) < 1e-5
+        assert torch.equal(y, product(x, kind.number)) == (not numbers.any())
 
 
 def test_numbers_are_rounded_once() -> None:
@@ -96,6 +91,7 @@ def test_rows_of_a_prompt_have_the_bits_that_they_have_alone(
 
     def weight(name: str, rows: int, numbers: int, bias: bool) -> Weight:
         kind = block_type(name)
+        assert readable(code, kind)
         added = torch.randn(rows).to(dtype) if bias else None
         return Weight(random_blocks(kind, rows, numbers), added, kind.number + INT8_ACTIVATIONS)
 
@@ -113,7 +109,7 @@ def test_rows_of_a_prompt_have_the_bits_that_they_have_alone(
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            calls = [partial(code.product, weights=part) for part in (each[:4], each[4:])]
+            calls = [partial(code.product, weights=each[i : i + 4]) for i in range(0, len(each), 4)]
             for call in [*calls, *(partial(code.feed_forward, network=n) for n in networks)]:
                 whole, few = call(x), call(x[some])
                 alone = torch.cat([call(x[i : i + 1]) for i in some[:3]] + [call(x[some[3:6]])])
@@ -197,16 +193,16 @@ def test_what_cannot_round_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ph.UnsupportedError, match="weights in blocks, and this model has none"):
         round_activations(torch.nn.Linear(3, 4))
     other = torch.nn.Sequential(
-        QuantizedLinear(random_blocks(block_type("IQ4_XS"), 4, 256), block_type("IQ4_XS"))
+        QuantizedLinear(torch.zeros(4, 36, dtype=torch.uint8), block_type("NVFP4"))
     )
-    with pytest.raises(ph.UnsupportedError, match=r"Q4_0, Q4_1.* 0 is IQ4_XS and reads 256"):
+    with pytest.raises(ph.UnsupportedError, match=r"Q4_0, Q4_1.* 0 is NVFP4 and reads 64"):
         round_activations(other)
     with pytest.raises(ValueError, match="activations must be 'int8' or None: got 'int4'"):
         ph.load("smollm2", activations="int4")
     code = native.code()
     assert code is not None
     with pytest.raises(ValueError, match="does not take x in 8 bits"):
-        code.product(torch.randn(1, 256), [Weight(other[0].blocks, None, 23 + INT8_ACTIVATIONS)])
+        code.product(torch.randn(1, 64), [Weight(other[0].blocks, None, 40 + INT8_ACTIVATIONS)])
     monkeypatch.setattr(native, "code", lambda: None)
     with pytest.raises(ph.UnsupportedError, match="needs native code"):
         round_activations(module)

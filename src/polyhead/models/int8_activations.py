@@ -15,23 +15,27 @@ from polyhead import native
 from polyhead.errors import UnsupportedError
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedMatrix
 from polyhead.native.arguments import MAX_INT8_INPUTS
+from polyhead.native.code import Code
+from polyhead.quantization.blocks import block_types
 
-TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-"""Types of blocks whose products take x in 8 bits."""
+
+def rounding_types(code: Code) -> list[str]:
+    """Types of blocks whose products take x in 8 bits: those of GGUF files that the code reads."""
+    return [name for name, kind in block_types().items() if kind.number in code.block_sizes]
 
 
 def round_activations(model: nn.Module) -> None:
     """From now on products with weights in blocks round what they multiply to 8 bits.
 
     Linear modules whose weights are not in blocks, attention and norms compute as before, and so
-    does a table of embeddings of another type than ``TYPES``, also where it makes the logits.
+    does a table of embeddings of a type that cannot, also where it makes the logits.
 
     Args:
         model: Changed in place.
 
     Raises:
-        UnsupportedError: no weight is in blocks, one is of another type than ``TYPES`` or reads
-            more than 32,768 features, or there is no native code here. The model is unchanged.
+        UnsupportedError: no weight is in blocks, one is not of ``rounding_types`` or reads more
+            than 32,768 features, or there is no native code here. The model is unchanged.
     """
     found = {n: part for n, part in model.named_modules() if isinstance(part, QuantizedMatrix)}
     if not found:
@@ -39,14 +43,15 @@ def round_activations(model: nn.Module) -> None:
             "activations='int8' needs weights in blocks, and this model has none: load a quantized "
             "GGUF file on a CPU without a dtype, or with quantize='Q8_0'"
         )
-    if native.code() is None:
+    code = native.code()
+    if code is None:
         raise UnsupportedError("activations='int8' needs native code, which is unavailable")
-    multiplied = []
+    types, multiplied = rounding_types(code), []
     for name, part in found.items():
-        carried = part.kind.name in TYPES and part.in_features <= MAX_INT8_INPUTS
+        carried = part.kind.name in types and part.in_features <= MAX_INT8_INPUTS
         if not carried and not isinstance(part, QuantizedEmbedding):
             raise UnsupportedError(
-                f"activations='int8' takes blocks of type {', '.join(TYPES)} that read at most "
+                f"activations='int8' takes blocks of type {', '.join(types)} that read at most "
                 f"{MAX_INT8_INPUTS:,} features: {name} is {part.kind.name} and reads "
                 f"{part.in_features:,}"
             )

@@ -145,7 +145,7 @@ def readable(code: Code, kind: BlockType) -> bool:
     if code.block_sizes.get(kind.number) != (kind.numbers, kind.octets):
         return False
     if kind.name in (*_WITH_GRIDS, "IQ1_M"):
-        code.take_grids(_grids())
+        code.take_grids(grids())
     # In a thread of its own: no transform, mode or autocast of the caller applies there.
     with ThreadPoolExecutor(1) as elsewhere:
         wrong = elsewhere.submit(disagreement, code, kind).result()
@@ -157,8 +157,8 @@ def readable(code: Code, kind: BlockType) -> bool:
 
 
 @cache
-def _grids() -> Tensor:
-    """The package's, as bytes."""
+def grids() -> Tensor:
+    """The package's of the IQ types, one after the other, as bytes."""
     from gguf import quants
 
     found = []
