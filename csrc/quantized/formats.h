@@ -152,7 +152,8 @@ inline VecInt signed_numbers(Bytes x, int v) {
 // So many bits of each byte, from place `first` on.
 inline Bytes bits_of(Bytes x, int first, int bits) {
     typedef uint16_t Pairs __attribute__((vector_size(32)));  // bytes alone have no shift
-    return (Bytes)((Pairs)x >> first) & (uint8_t)((1 << bits) - 1);
+    const uint8_t mask = (uint8_t)((1 << bits) - 1);
+    return (Bytes)((Pairs)x >> first) & mask;
 }
 
 // 255 where a bit is set.
