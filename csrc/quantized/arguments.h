@@ -33,12 +33,12 @@ inline int64_t bytes_of_row(int64_t type, int64_t count) {
 }
 
 // Types whose products take x in 8 bits where they are asked to, by kInt8Activations beside the type's number: those whose
-// codes are whole numbers and whose scales are beside them. And how many numbers a row may have.
+// codes are whole numbers. And how many numbers a row may have.
 constexpr int kInt8Activations = 256;
 constexpr int64_t kMaxInt8Inputs = 1 << 15;  // a thread keeps them on its stack
 constexpr bool takes_int8_activations(int64_t type) {
 #define PH_TAKES(name, number, numbers, bytes) || type == number
-    return type < kFirstScaled && type != kFloat16Blocks && type != kBFloat16Blocks && (false PH_BLOCKS(PH_TAKES));
+    return type != kFloat16Blocks && type != kBFloat16Blocks && type != kFloat8 && (false PH_BLOCKS(PH_TAKES));
 #undef PH_TAKES
 }
 

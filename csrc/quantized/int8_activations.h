@@ -135,16 +135,38 @@ template <> struct Whole<Q6_K> {
     }
 };
 
-template <class B> inline Whole<B> whole_at(const uint8_t* w, const float* halves) {
-    if constexpr (B::kHalves) return Whole<B>{{w, halves}};
+// Codes whose scale and zero lie in another tensor. Those of 8 bits are of either sign.
+template <int Middle, bool Signed> struct WholeWithZero {
+    using Form = CodesOf<0, 1, 1, Signed>;
+    const uint8_t* at;
+    const float* d;
+    float scale(int, int) const { return d[0]; }
+    float minimum(int, int) const { return ((float)Middle - d[1]) * d[0]; }
+};
+template <> struct Whole<I8> : WholeWithZero<0, true> {
+    Bytes codes(int) const { return load_any<Bytes>(at); }
+};
+template <> struct Whole<U8> : WholeWithZero<128, true> {
+    Bytes codes(int) const { return load_any<Bytes>(at) ^ 128; }
+};
+template <> struct Whole<U4> : WholeWithZero<0, false> {
+    Bytes codes(int) const {
+        const HalfBytes low = load_any<HalfBytes>(at) & 15, high = (HalfBytes)((HalfPairs)load_any<HalfBytes>(at) >> 4) & 15;
+        return joined(__builtin_shufflevector(low, high, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23),
+                      __builtin_shufflevector(low, high, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31));
+    }
+};
+
+template <class B> inline Whole<B> whole_at(const uint8_t* w, const float* given) {
+    if constexpr (B::kHalves || B::kScaled) return Whole<B>{{w, given}};
     else return Whole<B>(w, nullptr);
 }
-template <class B, class Rows, int... R> inline std::array<Whole<B>, sizeof...(R)> wholes_of(const Rows& row, const float* halves, std::integer_sequence<int, R...>) {
-    return {whole_at<B>(row(R), halves + R * B::kHalves)...};
+template <class B, class Rows, int... R> inline std::array<Whole<B>, sizeof...(R)> wholes_of(const Rows& row, const float* given, std::integer_sequence<int, R...>) {
+    return {whole_at<B>(row(R), given + R * Given<B, 1>::kEach)...};
 }
-// Blocks of R rows, row r at row(r), whose halves have been read.
-template <class B, int R, class Rows> inline std::array<Whole<B>, R> wholes_at(const Rows& row, const float* halves) {
-    return wholes_of<B>(row, halves, std::make_integer_sequence<int, R>{});
+// Blocks of R rows, row r at row(r), and what they are given.
+template <class B, int R, class Rows> inline std::array<Whole<B>, R> wholes_at(const Rows& row, const float* given) {
+    return wholes_of<B>(row, given, std::make_integer_sequence<int, R>{});
 }
 
 // What `of` returns for the type's blocks.

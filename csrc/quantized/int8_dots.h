@@ -254,20 +254,22 @@ inline int64_t dots_of_four_rows(const Int8Rows<1>* x, const Int8Fours* fours, i
     return 0;
 }
 
-// found[m · stride + r] for R rows of blocks and M rows of x, each of K / 32 units. Pairs r · M + m of them lie in vectors
-// of four.
+// found[m · stride + r] for rows n to n + R of a weight and M rows of x, each of K / 32 units. Pairs r · M + m of them lie in
+// vectors of four.
 template <class B, int R, int M>
-void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, const uint8_t* w, int64_t row_bytes, float* found, int64_t stride) {
+void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, const LinearWeight& f, int64_t n, float* found, int64_t stride) {
     constexpr int kUnits = B::kNumbers / kUnit, kFours = (R * M + 3) / 4;
     using F = FormOf<B>;
+    const int64_t row_bytes = f.row_bytes;
+    const uint8_t* w = (const uint8_t*)f.weight + n * row_bytes;
     Four acc[kFours] = {}, least[kFours] = {};
     int64_t u = 0;
     if constexpr (R == 4 && M == 1) u = dots_of_four_rows<B>(x, fours, units, w, row_bytes, acc[0], least[0]), w += u / kUnits * B::kBytes;
+    Given<B, R> given(f, n);
     for (; u < units; u += kUnits, w += B::kBytes) {
-        float halves[2 * R];
-        halves_of<B::kHalves, R>(w, row_bytes, halves);
+        given.blocks(w, row_bytes, u * kUnit, units * kUnit);
         PH_UNROLL(4) for (int r = 0; r < R; ++r) prefetch_block<B>(w + r * row_bytes);
-        const auto blocks = wholes_at<B, R>([&](int r) { return w + r * row_bytes; }, halves);
+        const auto blocks = wholes_at<B, R>([&](int r) { return w + r * row_bytes; }, given.at);
         PH_UNROLL(8) for (int j = 0; j < kUnits; ++j) {
             const Int8Rows<M>& by = x[u + j];
             LaneInts dot[4 * kFours] = {};
@@ -298,16 +300,16 @@ void int8_dots(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, cons
         PH_UNROLL(4) for (int m = 0; m < M; ++m) found[m * stride + r] = acc[(r * M + m) / 4][(r * M + m) % 4] + least[(r * M + m) / 4][(r * M + m) % 4];
 }
 
-// The same for `count` rows of a weight, whatever its type.
+// The same for rows n to n + count of a weight, whatever its type.
 template <int M>
-void dots_of_blocks(int type, const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, const uint8_t* w, int64_t row_bytes, int64_t count, float* found, int64_t stride) {
-    with_whole(type, [&](auto of) {
+void dots_of_blocks(const Int8Rows<M>* x, const Int8Fours* fours, int64_t units, const LinearWeight& f, int64_t n, int64_t count, float* found, int64_t stride) {
+    with_whole(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
         // Short blocks without minima leave registers for more rows, which read x once.
         constexpr int R = M == 1 ? kRowsAtOnce : PH_WIDTH < 16 || FormOf<B>::kMinima || B::kNumbers > kUnit ? 1 : 4;
-        int64_t n = 0;
-        for (; n + R <= count; n += R) int8_dots<B, R, M>(x, fours, units, w + n * row_bytes, row_bytes, found + n, stride);
-        for (; n < count; ++n) int8_dots<B, 1, M>(x, fours, units, w + n * row_bytes, row_bytes, found + n, stride);
+        int64_t r = 0;
+        for (; r + R <= count; r += R) int8_dots<B, R, M>(x, fours, units, f, n + r, found + r, stride);
+        for (; r < count; ++r) int8_dots<B, 1, M>(x, fours, units, f, n + r, found + r, stride);
     });
 }
 
@@ -332,7 +334,7 @@ void over_rows_int8(const float* x, int64_t K, const LinearWeight& f, int64_t fi
     float* found = (float*)__builtin_alloca(M * most * sizeof(float));
     for (int64_t n = first, count; n < last; n += count) {
         count = last - n < most ? last - n : most;
-        dots_of_blocks(f.type, by, fours, units, (const uint8_t*)f.weight + n * f.row_bytes, f.row_bytes, count, found, stride);
+        dots_of_blocks(by, fours, units, f, n, count, found, most);
         done(n, count, found);
     }
 }

@@ -102,13 +102,15 @@ template <class B> [[gnu::noinline]] void int8_panel(const LinearWeight& f, int6
     const uint8_t* ahead = w + W * f.row_bytes;  // of the next panel
     int64_t rows[W];
     for (int r = 0; r < W; ++r) rows[r] = (r < count ? r : count - 1) * f.row_bytes;
+    Given<B, W> given(f, n, count);
     for (int64_t u = 0; u < units; u += kUnits, w += B::kBytes, ahead += W * B::kBytes) {
         for (int i = 0; i < W * B::kBytes; i += 64) __builtin_prefetch(ahead + i);
-        float halves[2 * W];
-        for (int r = 0; r < W; r += 4)
-            if (count == W) halves_of<B::kHalves, 4>(w + rows[r], f.row_bytes, halves + r * B::kHalves);
-            else PH_UNROLL(4) for (int i = r; i < r + 4; ++i) halves_of<B::kHalves, 1>(w + rows[i], 0, halves + i * B::kHalves);
-        const auto blocks = wholes_at<B, W>([&](int r) { return w + rows[r]; }, halves);
+        if (B::kScaled) given.blocks(w, f.row_bytes, u * kUnit, units * kUnit);
+        else
+            for (int r = 0; r < W; r += 4)
+                if (count == W) halves_of<B::kHalves, 4>(w + rows[r], f.row_bytes, given.at + r * B::kHalves);
+                else PH_UNROLL(4) for (int i = r; i < r + 4; ++i) halves_of<B::kHalves, 1>(w + rows[i], 0, given.at + i * B::kHalves);
+        const auto blocks = wholes_at<B, W>([&](int r) { return w + rows[r]; }, given.at);
         for (int j = 0; j < kUnits; ++j, panel += kNumbers) {
             Bytes codes[W];
             PH_UNROLL(16) for (int r = 0; r < W; ++r) {

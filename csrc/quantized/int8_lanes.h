@@ -51,15 +51,17 @@ template <int L> void lanes_of(const float* x, int64_t rows, int64_t K, Int8Lane
         }
 }
 
-// R rows of blocks, unpacked as rows [first, first + R) of units.
-template <class B, int R> void codes_of_rows(const uint8_t* w, int64_t row_bytes, int64_t units, int first, Int8Codes* to) {
+// Rows n to n + R of a weight, unpacked as rows [first, first + R) of units.
+template <class B, int R> void codes_of_rows(const LinearWeight& f, int64_t n, int64_t units, int first, Int8Codes* to) {
     using F = FormOf<B>;
+    const int64_t row_bytes = f.row_bytes;
+    const uint8_t* w = (const uint8_t*)f.weight + n * row_bytes;
+    Given<B, R> given(f, n);
     for (int64_t u = 0; u < units; u += B::kNumbers / kUnit, w += B::kBytes) {
-        float halves[2 * R];
-        halves_of<B::kHalves, R>(w, row_bytes, halves);
+        given.blocks(w, row_bytes, u * kUnit, units * kUnit);
         if (B::kBytes > 32 || u % 2 == 0)  // a line has more than one short block
             PH_UNROLL(4) for (int r = 0; r < R; ++r) prefetch_block<B>(w + r * row_bytes);
-        const auto blocks = wholes_at<B, R>([&](int r) { return w + r * row_bytes; }, halves);
+        const auto blocks = wholes_at<B, R>([&](int r) { return w + r * row_bytes; }, given.at);
         PH_UNROLL(8) for (int j = 0; j < B::kNumbers / kUnit; ++j, ++to) {
             LaneInts codes[R];
             PH_UNROLL(4) for (int r = 0; r < R; ++r) {
@@ -80,13 +82,13 @@ template <class B, int R> void codes_of_rows(const uint8_t* w, int64_t row_bytes
     }
 }
 
-// Rows of a weight, unpacked; those beyond `count` repeat the last.
-inline void codes_of(int type, const uint8_t* w, int64_t row_bytes, int64_t count, int64_t units, Int8Codes* to) {
-    with_whole(type, [&](auto of) {
+// Rows n to n + count of a weight, unpacked; those beyond repeat the last.
+inline void codes_of(const LinearWeight& f, int64_t n, int64_t count, int64_t units, Int8Codes* to) {
+    with_whole(f.type, [&](auto of) {
         using B = typename decltype(of)::Blocks;
         int r = 0;
-        for (; r + 4 <= count; r += 4) codes_of_rows<B, 4>(w + r * row_bytes, row_bytes, units, r, to);
-        for (; r < kLaneRows; ++r) codes_of_rows<B, 1>(w + (r < count ? r : count - 1) * row_bytes, 0, units, r, to);
+        for (; r + 4 <= count; r += 4) codes_of_rows<B, 4>(f, n + r, units, r, to);
+        for (; r < kLaneRows; ++r) codes_of_rows<B, 1>(f, n + (r < count ? r : count - 1), units, r, to);
     });
 }
 
@@ -137,14 +139,14 @@ template <class Of> inline void over_lanes(int64_t rows, int64_t units, void* at
 // [first, last) of a weight; columns at a time are at most `stride`, which is kLaneRows or more.
 template <class Done>
 void over_lanes_int8(const float* x, int64_t rows, int64_t K, const LinearWeight& f, int64_t first, int64_t last, int64_t stride, const Done& done) {
-    const int64_t units = K / kUnit, row_bytes = f.row_bytes, vectors = (rows + W - 1) / W;
+    const int64_t units = K / kUnit, vectors = (rows + W - 1) / W;
     void* made = __builtin_alloca_with_align(vectors * units * sizeof(Int8Lanes<W>), 8 * 64);
     auto* codes = (Int8Codes*)__builtin_alloca_with_align(units * sizeof(Int8Codes), 8 * 64);
     float* dots = (float*)__builtin_alloca(W * stride * sizeof(float));
     over_lanes(rows, units, made, [&](int64_t m, int64_t some, auto* to, auto) { lanes_of(x + m * K, some, K, to); });
     for (int64_t n = first, count; n < last; n += count) {
         count = last - n < kLaneRows ? last - n : kLaneRows;
-        codes_of(f.type, (const uint8_t*)f.weight + n * row_bytes, row_bytes, count, units, codes);
+        codes_of(f, n, count, units, codes);
         over_lanes(rows, units, made, [&](int64_t m, int64_t some, auto* by, auto of_lanes) {
             constexpr int L = of_lanes, N = kCopies<L>;
             Vec found[kLaneRows / N];

@@ -30,12 +30,14 @@ template <class B> inline void prefetch_block(const uint8_t* p) {
 // What R rows of blocks from row n on are handed: halves of their own, for one block after another, or for a run of
 // blocks the scales and zeros that lie in another tensor.
 template <class B, int R> struct Given {
+    static constexpr int kEach = B::kScaled ? 2 : B::kHalves;  // of a row
     float at[2 * R];
     const Scales& from;
-    int64_t row[R];  // in the scales
-    Given(const LinearWeight& f, int64_t n) : from(f.scales) {
+    int64_t row[R], next = 0;  // in the scales
+    // Rows beyond `count` repeat the last.
+    Given(const LinearWeight& f, int64_t n, int64_t count = R) : from(f.scales) {
         if constexpr (B::kScaled)
-            for (int r = 0; r < R; ++r) row[r] = (n + r) / from.rows * from.row;
+            for (int r = 0; r < R; ++r) row[r] = (n + (r < count ? r : count - 1)) / from.rows * from.row;
     }
     // The scales of number k, of a row of K; returns where others begin.
     int64_t scales(int64_t k, int64_t K) {
@@ -53,7 +55,12 @@ template <class B, int R> struct Given {
     void halves(const uint8_t* p, int64_t row_bytes) {
         if constexpr (!B::kScaled) halves_of<B::kHalves, R>(p, row_bytes, at);
     }
-    B block(const uint8_t* p, int r) const { return block_at<B>(p, at + r * (B::kScaled ? 2 : B::kHalves)); }
+    // Both, for the blocks of number k, which come one after the other.
+    void blocks(const uint8_t* p, int64_t row_bytes, int64_t k, int64_t K) {
+        if (B::kScaled && k == next) next = scales(k, K);
+        halves(p, row_bytes);
+    }
+    B block(const uint8_t* p, int r) const { return block_at<B>(p, at + r * kEach); }
 };
 
 // Numbers [first, first + count) of row n, both whole blocks.

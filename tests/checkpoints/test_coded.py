@@ -21,6 +21,7 @@ from polyhead.errors import CheckpointError, ConfigError
 from polyhead.layers import quantized
 from polyhead.layers.quantized import QuantizedLinear, QuantizedMatrix
 from polyhead.models import Transformer
+from polyhead.models.int8_activations import round_activations
 
 needs_native = pytest.mark.skipif(native.code() is None, reason="no native code here")
 NAMES = {"q_proj": "attention", "o_proj": "attention", "down_proj": "feed_forward"}
@@ -65,6 +66,25 @@ def test_numbers_are_those_that_codes_mean(layout: str, tmp_path: Path) -> None:
         half.layers[0].attention.q_proj.weight,
         meant["model.layers.0.self_attn.q_proj.weight"].bfloat16(),
     )
+
+
+@needs_native
+@torch.no_grad()
+@pytest.mark.parametrize("layout", ["packed, zeros", "int8", "gptq", "awq"])
+def test_whole_numbers_take_activations_in_8_bits(layout: str, tmp_path: Path) -> None:
+    """A table and a head of 16 bits compute as before; a prompt has the bits of steps."""
+    write_coded(tmp_path, LLAMA, *LAYOUTS[layout])
+    plain, rounded = load_checkpoint(tmp_path, None).model, load_checkpoint(tmp_path, None).model
+    round_activations(rounded)
+    parts = {name: part.int8_activations for name, part in matrices(rounded).items()}
+    assert sum(parts.values()) == 2 * 7
+    assert not parts["embedding.tokens"]
+    ids = LLAMA.ids()
+    with ph.batch_invariant():
+        logits = rounded(ids)
+        assert torch.equal(decoded(rounded, ids), logits[:, 3:])
+    error = (logits - plain(ids)).abs().max()
+    assert 0 < error < 0.05 * logits.abs().max()
 
 
 @needs_native

@@ -17,14 +17,15 @@ from polyhead.layers.decode_plan import plan_for
 from polyhead.layers.linear import feed_forward, fused_linear
 from polyhead.layers.quantized import QuantizedLinear, int8_activations
 from polyhead.models.int8_activations import round_activations, rounding_types
-from polyhead.native.arguments import INT8_ACTIVATIONS, Network, Weight
+from polyhead.native.arguments import INT8_ACTIVATIONS, Network, Scales, Weight
 from polyhead.native.code import Code
-from polyhead.quantization import block_type, readable
+from polyhead.quantization import BlockType, block_type, readable
+from polyhead.quantization.scaled import F8_E4M3, I8, U4, U8, numbers_of
 from random_blocks import blocks_of, by_package, random_blocks
 
 pytestmark = pytest.mark.skipif(native.code() is None, reason="no native code here")
 CODES = native.all_codes()
-TYPES = rounding_types(CODES[-1]) if CODES else []
+TYPES = [n for n in rounding_types(CODES[-1]) if n not in ("I8", "U8", "U4")] if CODES else []
 
 
 def exact(x: Tensor, numbers: Tensor) -> Tensor:
@@ -72,6 +73,32 @@ def test_products_are_those_of_whole_numbers(name: str, code: Code) -> None:
         y = product(x, kind.number + INT8_ACTIVATIONS)
         assert error(x, y, int8_activations(x).double() @ numbers.double().T) < 1e-5
         assert torch.equal(y, product(x, kind.number)) == (not numbers.any())
+
+
+@pytest.mark.parametrize("code", CODES, ids=lambda code: code.name)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kind", [I8, U8, U4], ids=str)
+def test_products_with_scales_in_another_tensor(
+    kind: BlockType, dtype: torch.dtype, code: Code
+) -> None:
+    """Scales of two rows and 64 numbers, then of one row and all; zeros of any byte, or none."""
+    assert readable(code, kind)
+    for rows_of, run, zeros in ((2, 64, True), (2, 64, False), (1, 352, True)):
+        blocks = torch.randint(256, (23, kind.row_octets(352)), dtype=torch.uint8)
+        groups = -(-23 // rows_of), -(-352 // run)
+        bytes_ = torch.randint(256, groups, dtype=torch.uint8) if zeros else None
+        scales = Scales(torch.randn(groups).to(dtype), bytes_, run, rows_of)
+        numbers = numbers_of(blocks, kind, scales)
+        # In units of what is added up: a zero is 8 or 128 times a scale, and codes are as large.
+        most = scales.scales.abs().max().double() * 256
+        weight = Weight(blocks, None, kind.number + INT8_ACTIVATIONS, scales)
+        for rows in (1, 2, 3, 8, 19, 70):
+            x = rows_of_codes(rows, 352)
+            y = code.product(x, [weight])
+            size = x.abs().double().sum(dim=1, keepdim=True) * most
+            assert ((y - exact(x, numbers)).abs() / size).max() < 1e-7
+            alone = [code.product(r, [weight]) for r in x[:, None]]
+            assert torch.equal(torch.cat(alone), y)
 
 
 def test_numbers_are_rounded_once() -> None:
@@ -192,17 +219,16 @@ def test_what_cannot_round_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -
         module(torch.randn(2, 128, requires_grad=True))
     with pytest.raises(ph.UnsupportedError, match="weights in blocks, and this model has none"):
         round_activations(torch.nn.Linear(3, 4))
-    other = torch.nn.Sequential(
-        QuantizedLinear(torch.zeros(4, 36, dtype=torch.uint8), block_type("NVFP4"))
-    )
-    with pytest.raises(ph.UnsupportedError, match=r"Q4_0, Q4_1.* 0 is NVFP4 and reads 64"):
-        round_activations(other)
+    bytes_ = torch.zeros(4, 64, dtype=torch.uint8)
+    floats = QuantizedLinear(bytes_, F8_E4M3, scales=Scales(torch.ones(1, 1), None, 64, 4))
+    with pytest.raises(ph.UnsupportedError, match=r"Q4_0, Q4_1.* 0 is F8_E4M3 and reads 64"):
+        round_activations(torch.nn.Sequential(floats))
     with pytest.raises(ValueError, match="activations must be 'int8' or None: got 'int4'"):
         ph.load("smollm2", activations="int4")
     code = native.code()
     assert code is not None
     with pytest.raises(ValueError, match="does not take x in 8 bits"):
-        code.product(torch.randn(1, 64), [Weight(other[0].blocks, None, 40 + INT8_ACTIVATIONS)])
+        code.product(torch.randn(1, 64), [Weight(bytes_, None, 64 + INT8_ACTIVATIONS)])
     monkeypatch.setattr(native, "code", lambda: None)
     with pytest.raises(ph.UnsupportedError, match="needs native code"):
         round_activations(module)

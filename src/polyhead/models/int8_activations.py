@@ -17,17 +17,19 @@ from polyhead.layers.quantized import QuantizedEmbedding, QuantizedMatrix
 from polyhead.native.arguments import MAX_INT8_INPUTS
 from polyhead.native.code import Code
 from polyhead.quantization.blocks import block_types
+from polyhead.quantization.scaled import BF16, F16, I8, U4, U8
 
 
 def rounding_types(code: Code) -> list[str]:
-    """Types of blocks whose products take x in 8 bits: those of GGUF files that the code reads."""
-    return [name for name, kind in block_types().items() if kind.number in code.block_sizes]
+    """Types of blocks whose products take x in 8 bits: those with whole numbers for codes."""
+    kinds = *block_types().values(), I8, U8, U4
+    return [kind.name for kind in kinds if kind.number in code.block_sizes]
 
 
 def round_activations(model: nn.Module) -> None:
     """From now on products with weights in blocks round what they multiply to 8 bits.
 
-    Linear modules whose weights are not in blocks, attention and norms compute as before, and so
+    Linear modules whose weights are numbers, attention and norms compute as before, and so
     does a table of embeddings of a type that cannot, also where it makes the logits.
 
     Args:
@@ -37,7 +39,11 @@ def round_activations(model: nn.Module) -> None:
         UnsupportedError: no weight is in blocks, one is not of ``rounding_types`` or reads more
             than 32,768 features, or there is no native code here. The model is unchanged.
     """
-    found = {n: part for n, part in model.named_modules() if isinstance(part, QuantizedMatrix)}
+    found = {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, QuantizedMatrix) and part.kind not in (F16, BF16)
+    }
     if not found:
         raise UnsupportedError(
             "activations='int8' needs weights in blocks, and this model has none: load a quantized "
