@@ -1,12 +1,14 @@
 """Products of a prompt's rows with weights, beside torch's and the registers' rate.
 
     python benchmarks/products.py [--rows 256 1024] [--threads 2] [--seconds 1]
+    python benchmarks/products.py --types Q4_K Q2_K [...] [--rows 1 8 256], or --types all
 
 The shapes are those of SmolLM2-135M (576 features, 1,536 hidden ones) and a larger layer. Numbers
 in float32 and bfloat16, blocks of 4 bits (Q4_1) with either, and blocks whose activations are
 rounded to 8 bits, of which the limit is that of 8-bit integers. Each result is compared with
 float64 first; all are timed in turns. The last line is JSON: GFLOP/s, and the fraction of the
-registers' rate.
+registers' rate. ``--types`` times every type of blocks with x in float32 and in 8 bits, 2,048
+features and as many outputs.
 """
 
 from __future__ import annotations
@@ -15,18 +17,26 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from polyhead import native
+from polyhead.models.int8_activations import rounding_types
 from polyhead.native import rates
 from polyhead.native.arguments import INT8_ACTIVATIONS, Weight
-from polyhead.quantization import block_type
+from polyhead.quantization import block_type, readable
+from polyhead.quantization.blocks import block_types
 from polyhead.quantization.packing import pack
 from polyhead.quantization.unpacking import unpack
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from random_blocks import by_package, random_blocks
 
 SHAPES = ((576, 1536), (1536, 576), (2048, 2048))
 WAYS = (
@@ -43,11 +53,15 @@ def main() -> None:
     options.add_argument("--rows", type=int, nargs="+", default=[256, 1024])
     options.add_argument("--threads", type=int, default=torch.get_num_threads())
     options.add_argument("--seconds", type=float, default=1.0, help="of each product; default: 1")
+    options.add_argument("--types", nargs="+", help="of blocks, or all: float32 beside 8 bits")
     args = options.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    found = {}
+    found: dict[str, dict[str, float]] = {}
     with torch.no_grad():
+        if args.types:
+            found = of_types(args.types, args.rows, args.seconds)
+            args.rows = []
         for rows in args.rows:
             for inputs, outputs in SHAPES:
                 for name, dtype, blocks, int8 in WAYS:
@@ -92,20 +106,58 @@ def measured(
     error = (y - exact).norm() / exact.norm()
     if not error <= (0.02 if int8 else 0.01):
         raise SystemExit(f"{instruction}: an error of {error:.1e}")
-    taken: dict[str, list[float]] = {name: [] for name in runs}
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(taken["ours"]) < 3:
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            run()
-            taken[name].append(time.perf_counter() - begin)
-    median = {name: statistics.median(values) for name, values in taken.items()}
+    median = in_turns(runs, seconds)
     limit = median["limit"] * operations / done
     return {
         "rate": operations / median["ours"] / 1e9,
         "of_limit": limit / median["ours"],
         "torch": limit / median["torch"],
     }
+
+
+def in_turns(runs: Mapping[str, Callable[[], object]], seconds: float) -> dict[str, float]:
+    """Medians of the seconds that each takes."""
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(next(iter(taken.values()))) < 3:
+        for name, run in runs.items():
+            begin = time.perf_counter()
+            run()
+            taken[name].append(time.perf_counter() - begin)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def of_types(names: list[str], counts: list[int], seconds: float) -> dict[str, dict[str, float]]:
+    """GFLOP/s with x in float32, and in 8 bits."""
+    code = native.code()
+    if code is None:
+        raise SystemExit(f"no native code here: {native.unavailable()}")
+    found = {}
+    for name in (
+        [n for n in rounding_types(code) if n in block_types()] if names == ["all"] else names
+    ):
+        kind = block_type(name)
+        if not readable(code, kind):
+            raise SystemExit(f"the native code does not read {name}")
+        blocks = random_blocks(kind, 2048, 2048)
+        for rows in counts:
+            x = torch.randn(rows, 2048)
+            runs = {
+                way: partial(code.product, x, [Weight(blocks, None, kind.number + number)])
+                for way, number in (("float32", 0), ("8 bits", INT8_ACTIVATIONS))
+            }
+            exact = x.double() @ by_package(blocks, kind).double().mT
+            for run, most in zip(runs.values(), (1e-5, 0.02), strict=True):
+                error = (run().double() - exact).norm() / exact.norm()
+                if not error <= most:
+                    raise SystemExit(f"{name}, {rows} rows: an error of {error:.1e}")
+            taken = in_turns(runs, seconds)
+            rates_ = {way: 2.0 * rows * 2048**2 / taken[way] / 1e9 for way in runs}
+            found[f"{name}, {rows}"] = rates_
+            each = ", ".join(f"{rate:.0f} GFLOP/s in {way}" for way, rate in rates_.items())
+            ratio = rates_["8 bits"] / rates_["float32"]
+            print(f"{name}, {rows} rows: {each}: {ratio:.2f} ×", flush=True)
+    return found
 
 
 if __name__ == "__main__":
