@@ -1,7 +1,7 @@
 // Weights as GGUF files hold them: rows of blocks of 32 or 256 numbers, each a code of a few bits, with
 // what scales them. A block gives its numbers 32 at a time, as vectors.
 // Scales in 16 bits that stand at the beginning of a block are handed to it: those of several rows become
-// float32 at once. kGiven units are made together where they share bytes.
+// float32 at once. kGiven units are made together where they share bytes; kHalved ones have a scale for each half.
 //
 // The numbers are those of the gguf package's unpacking, bit for bit: a code times its scale has at most 24
 // bits, so only the last addition rounds, and it does not matter whether it is one instruction with the product.
@@ -271,7 +271,6 @@ struct Q2_K : SizeOf_Q2_K {
 };
 
 struct Q3_K : SizeOf_Q3_K, SignedCodes<Q3_K> {
-    static constexpr bool kHalved = true;
     const uint8_t* at;
     float scales[16];
     // 4 bits of a scale stand in the first 8 bytes, 2 more in the last 4.
@@ -335,7 +334,6 @@ struct Q5_K : SizeOf_Q5_K {
 
 struct Q6_K : SizeOf_Q6_K {
     static constexpr int kGiven = 4;
-    static constexpr bool kHalved = true;
     const uint8_t* at;
     float d;
     explicit Q6_K(const uint8_t* p) : at(p), d(half_at(p + 208)) {}
