@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from polyhead.layers.quantized import int8_activations
-from polyhead.quantization import block_type
+from polyhead.native.arguments import Scales
+from polyhead.quantization import block_type, scaled
 from polyhead.quantization.unpacking import grids
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +43,10 @@ CODES: dict[str, tuple[list[str], str]] = {
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CLOSE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 BLOCKS = ("Q4_0", "Q8_0", "Q5_1", "Q4_K", "Q6_K")
-INT8_BLOCKS = (*BLOCKS, "Q2_K", "Q3_K", "MXFP4", "TQ1_0", "TQ2_0", "IQ3_XXS", "IQ2_XS", "IQ1_M")
+INT8_BLOCKS = (
+    *BLOCKS, "Q2_K", "Q3_K", "MXFP4", "TQ1_0", "TQ2_0", "IQ3_XXS", "IQ2_XS", "IQ1_M", "I8", "U8",
+    "U4",
+)  # fmt: skip
 
 
 @dataclass
@@ -74,9 +78,17 @@ def product(
     """x Wᵀ + b of 512 features, dense or in blocks; ``by_columns`` names x, w or both."""
     inside, outside = 512, 70
     x, bias = torch.randn(rows, inside).to(dtype), torch.randn(outside).to(dtype)
+    groups, by = (outside, inside // 64), None
     if block is None:
         weight, number = torch.randn(outside, inside).to(dtype), 0
         stored, exact = as_bytes(weight.mT if "w" in by_columns else weight), weight.double()
+    elif block in scaled.TYPES:
+        kind = scaled.TYPES[block]
+        zeros = torch.randint(256, groups, dtype=torch.uint8)
+        by = Scales(0.01 * torch.randn(groups), zeros, 64, 1)
+        coded = torch.randint(256, (outside, kind.row_octets(inside)), dtype=torch.uint8)
+        number, stored = kind.number, as_bytes(coded)
+        exact = scaled.numbers_of(coded, kind, by).double()
     else:
         kind = block_type(block)
         coded, number = random_blocks(kind, outside, inside), kind.number
@@ -90,7 +102,10 @@ def product(
             DTYPES.index(dtype), rows, inside, outside, number, int(int8), "x" in by_columns,
             "w" in by_columns,
         ],
-        [as_bytes(x.mT if "x" in by_columns else x), stored, as_bytes(bias)],
+        [
+            as_bytes(x.mT if "x" in by_columns else x), stored, as_bytes(bias),
+            *((b"", b"") if by is None else (as_bytes(by.scales), as_bytes(zeros))),
+        ],
         {"y": (dtype, y, error)},
     )  # fmt: skip
 

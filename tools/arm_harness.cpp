@@ -53,7 +53,8 @@ void product(const Code& code, int threads) {
     p.x_transposed = number() != 0, w.transposed = number() != 0;
     if (p.x_transposed) p.x_stride = p.rows;
     w.row_bytes = w.type ? bytes_of_row(w.type, p.in_features) : 0;
-    const std::vector<char> x = bytes(), weight = bytes(), bias = bytes();
+    const std::vector<char> x = bytes(), weight = bytes(), bias = bytes(), scales = bytes(), zeros = bytes();
+    w.scales = {scales.data(), kFloat32, (const uint8_t*)zeros.data(), 64, 1, p.in_features / 64};
     p.x = x.data(), w.weight = weight.data(), w.bias = bias.size() > 64 ? bias.data() : nullptr;
     std::vector<char> y(p.rows * w.out_features * size_of(p.dtype));
     p.y = y.data(), p.pairs = true, p.any_order = p.rows > kMaxStepRows, p.scratch = scratch_of(p);
