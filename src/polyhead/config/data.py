@@ -13,7 +13,6 @@ import types
 import typing
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from polyhead._utils.checks import (
@@ -67,11 +66,6 @@ class Data:
         return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
 
     def to_json(self) -> str:
-        return self._json
-
-    @cached_property
-    def _json(self) -> str:
-        """Written once: every cache asks which configuration it is of."""
         return json.dumps(self.to_dict(), indent=2)
 
     @classmethod

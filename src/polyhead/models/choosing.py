@@ -77,6 +77,7 @@ def choose_blocks(
         vars(layer)["config"] = configs[i]
         made.layers[i] = layer
     vars(made)["config"] = replace(old.config, layers=tuple(configs))
+    vars(made).pop("_config_json", None)  # made of the old one when it was first asked for
     if isinstance(model, Transformer):
         return cast(Model, made)
     wrapped: Model = type(model)(made, model.tokenizer, f"{model.origin}, {selector.name}")

@@ -11,6 +11,7 @@ Shape letters: B batch, T tokens, N tokens of all rows, E embed size, W vocabula
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -144,7 +145,7 @@ class MultiTokenPredictor(Fixed):
                 f"{list(hidden.shape)}"
             )
         if cache is not None:
-            cache.check_owner(self.config.to_json())
+            cache.check_owner(self._owner)
         ids, at = sent(ids, device), start if positions is None else sent(positions, device)
         entered = self.embedding_norm(embedding(ids, at)), self.hidden_norm(sent(hidden, device))
         x = self.projection(torch.cat(entered, dim=-1))
@@ -187,3 +188,7 @@ class MultiTokenPredictor(Fixed):
         """
         check_caching(self.config, None)
         return ModelCache.for_config(self.config, capacity=capacity, kind=kind, page_size=page_size)
+
+    @cached_property
+    def _owner(self) -> str:
+        return self.config.to_json()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -246,7 +247,7 @@ class Transformer(Fixed):
         ids = sent(ids, self.embedding.like.device)
         positions = None if positions is None else sent(positions, ids.device)
         if cache is not None:
-            cache.check_owner(self.config.to_json())
+            cache.check_owner(self._config_json)
         context, context_mask = self._context(
             ids, cache, encoder_ids, encoder_hidden, encoder_mask, kernel, global_tokens
         )
@@ -476,6 +477,10 @@ class Transformer(Fixed):
             spare=spare,
             evicting=evicting,
         )
+
+    @cached_property
+    def _config_json(self) -> str:
+        return self.config.to_json()
 
     def decode_plan(self, cache: ModelCache) -> DecodePlan:
         """How the layers take the next token of a cache: by native code or not, and why.
