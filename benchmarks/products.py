@@ -31,8 +31,8 @@ from polyhead.models.int8_activations import rounding_types
 from polyhead.native import rates
 from polyhead.native.arguments import INT8_ACTIVATIONS, Weight
 from polyhead.quantization import block_type, readable
-from polyhead.quantization.blocks import block_types
 from polyhead.quantization.packing import pack
+from polyhead.quantization.scaled import is_scaled
 from polyhead.quantization.unpacking import unpack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -57,26 +57,28 @@ def main() -> None:
     args = options.parse_args()
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
-    found: dict[str, dict[str, float]] = {}
     with torch.no_grad():
-        if args.types:
-            found = of_types(args.types, args.rows, args.seconds)
-            args.rows = []
-        for rows in args.rows:
-            for inputs, outputs in SHAPES:
-                for name, dtype, blocks, int8 in WAYS:
-                    x = torch.randn(rows, inputs).to(dtype)
-                    weight = torch.randn(outputs, inputs) / inputs**0.5
-                    made = measured(x, weight, blocks, int8, args.seconds)
-                    label = f"{rows} × {inputs} × {outputs}, {name}"
-                    found[label] = made
-                    print(
-                        f"{label}: {made['rate']:.0f} GFLOP/s, {made['of_limit']:.0%};"
-                        f" torch {made['torch']:.0%}",
-                        flush=True,
-                    )
+        found = (of_types if args.types else of_shapes)(args)
     facts = {"machine": platform.machine(), "threads": args.threads, "seconds": args.seconds}
     print(json.dumps(facts | {"products": found}))
+
+
+def of_shapes(args: argparse.Namespace) -> dict[str, dict[str, float]]:
+    found = {}
+    for rows in args.rows:
+        for inputs, outputs in SHAPES:
+            for name, dtype, blocks, int8 in WAYS:
+                x = torch.randn(rows, inputs).to(dtype)
+                weight = torch.randn(outputs, inputs) / inputs**0.5
+                made = measured(x, weight, blocks, int8, args.seconds)
+                label = f"{rows} × {inputs} × {outputs}, {name}"
+                found[label] = made
+                print(
+                    f"{label}: {made['rate']:.0f} GFLOP/s, {made['of_limit']:.0%};"
+                    f" torch {made['torch']:.0%}",
+                    flush=True,
+                )
+    return found
 
 
 def measured(
@@ -127,20 +129,21 @@ def in_turns(runs: Mapping[str, Callable[[], object]], seconds: float) -> dict[s
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def of_types(names: list[str], counts: list[int], seconds: float) -> dict[str, dict[str, float]]:
+def of_types(args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """GFLOP/s with x in float32, and in 8 bits."""
     code = native.code()
     if code is None:
         raise SystemExit(f"no native code here: {native.unavailable()}")
+    known = {kind.name: kind for kind in rounding_types(code) if not is_scaled(kind)}
     found = {}
-    for name in (
-        [n for n in rounding_types(code) if n in block_types()] if names == ["all"] else names
-    ):
-        kind = block_type(name)
+    for name in known if args.types == ["all"] else args.types:
+        if name not in known:
+            raise SystemExit(f"--types must be all, or of {', '.join(known)}: got {name}")
+        kind = known[name]
         if not readable(code, kind):
-            raise SystemExit(f"the native code does not read {name}")
+            raise SystemExit(f"the native code misreads {name}")
         blocks = random_blocks(kind, 2048, 2048)
-        for rows in counts:
+        for rows in args.rows:
             x = torch.randn(rows, 2048)
             runs = {
                 way: partial(code.product, x, [Weight(blocks, None, kind.number + number)])
@@ -151,11 +154,11 @@ def of_types(names: list[str], counts: list[int], seconds: float) -> dict[str, d
                 error = (run().double() - exact).norm() / exact.norm()
                 if not error <= most:
                     raise SystemExit(f"{name}, {rows} rows: an error of {error:.1e}")
-            taken = in_turns(runs, seconds)
-            rates_ = {way: 2.0 * rows * 2048**2 / taken[way] / 1e9 for way in runs}
-            found[f"{name}, {rows}"] = rates_
-            each = ", ".join(f"{rate:.0f} GFLOP/s in {way}" for way, rate in rates_.items())
-            ratio = rates_["8 bits"] / rates_["float32"]
+            taken = in_turns(runs, args.seconds)
+            reached = {way: 2.0 * rows * 2048**2 / taken[way] / 1e9 for way in runs}
+            found[f"{name}, {rows}"] = reached
+            each = ", ".join(f"{rate:.0f} GFLOP/s in {way}" for way, rate in reached.items())
+            ratio = reached["8 bits"] / reached["float32"]
             print(f"{name}, {rows} rows: {each}: {ratio:.2f} ×", flush=True)
     return found
 

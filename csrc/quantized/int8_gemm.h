@@ -229,7 +229,7 @@ static_assert(kColumnsAtOnce == kUnit, "hidden features are rounded as soon as t
 // Columns [n, n + count) of a weight, at most kColumnsAtOnce, as panels; of a gate that is not there, none.
 template <class T> struct Int8Panels {
     const LinearWeight& f;
-    int64_t n, count, units, panels, numbers;
+    int64_t n, count, units, panels, numbers = 0;  // of a panel
     float* at;
     Int8Panels(const LinearWeight& f, int64_t n, int64_t count, int64_t units, float* at) : f(f), n(n), count(count), units(units), panels((count + W - 1) / W), at(at) {
         if (f.weight)

@@ -20,12 +20,12 @@ from polyhead.models.int8_activations import round_activations, rounding_types
 from polyhead.native.arguments import INT8_ACTIVATIONS, Network, Scales, Weight
 from polyhead.native.code import Code
 from polyhead.quantization import BlockType, block_type, readable
-from polyhead.quantization.scaled import F8_E4M3, I8, U4, U8, numbers_of
+from polyhead.quantization.scaled import F8_E4M3, I8, U4, U8, is_scaled, numbers_of
 from random_blocks import blocks_of, by_package, random_blocks
 
 pytestmark = pytest.mark.skipif(native.code() is None, reason="no native code here")
 CODES = native.all_codes()
-TYPES = [n for n in rounding_types(CODES[-1]) if n not in ("I8", "U8", "U4")] if CODES else []
+TYPES = [kind.name for kind in rounding_types(CODES[-1]) if not is_scaled(kind)] if CODES else []
 
 
 def exact(x: Tensor, numbers: Tensor) -> Tensor:

@@ -16,14 +16,14 @@ from polyhead.errors import UnsupportedError
 from polyhead.layers.quantized import QuantizedEmbedding, QuantizedMatrix
 from polyhead.native.arguments import MAX_INT8_INPUTS
 from polyhead.native.code import Code
-from polyhead.quantization.blocks import block_types
+from polyhead.quantization.blocks import BlockType, block_types
 from polyhead.quantization.scaled import BF16, F16, I8, U4, U8
 
 
-def rounding_types(code: Code) -> list[str]:
+def rounding_types(code: Code) -> list[BlockType]:
     """Types of blocks whose products take x in 8 bits: those with whole numbers for codes."""
     kinds = *block_types().values(), I8, U8, U4
-    return [kind.name for kind in kinds if kind.number in code.block_sizes]
+    return [kind for kind in kinds if kind.number in code.block_sizes]
 
 
 def round_activations(model: nn.Module) -> None:
@@ -54,11 +54,11 @@ def round_activations(model: nn.Module) -> None:
         raise UnsupportedError("activations='int8' needs native code, which is unavailable")
     types, multiplied = rounding_types(code), []
     for name, part in found.items():
-        carried = part.kind.name in types and part.in_features <= MAX_INT8_INPUTS
+        carried = part.kind in types and part.in_features <= MAX_INT8_INPUTS
         if not carried and not isinstance(part, QuantizedEmbedding):
             raise UnsupportedError(
-                f"activations='int8' takes blocks of type {', '.join(types)} that read at most "
-                f"{MAX_INT8_INPUTS:,} features: {name} is {part.kind.name} and reads "
+                f"activations='int8' takes blocks of type {', '.join(map(str, types))} that read "
+                f"at most {MAX_INT8_INPUTS:,} features: {name} is {part.kind} and reads "
                 f"{part.in_features:,}"
             )
         if carried:
